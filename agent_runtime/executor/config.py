@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from agent_runtime.executor.http.fields import Fields
-from agent_runtime.executor.overlay.config import MODES, Bind, HostConfig
+from agent_runtime.executor.overlay.config import MODES, REST_SECONDS, Bind, HostConfig
 
 _ABSOLUTE = r"/[^\0]*"
 # Variables that the kubelet and the container runtime add to a container's environment: the API server's address, and
@@ -63,6 +63,7 @@ def read_config(text: str, environment: Mapping[str, str] = MappingProxyType({})
             user=fields.text("user", None, pattern=r"[^\0]+", expected="a name, a uid or uid:gid"),
             memory_bytes=fields.whole("memoryBytes", None, least=1),
             disk_bytes=fields.whole("diskBytes", None, least=1),
+            rest_seconds=fields.number("restSeconds", REST_SECONDS) or None,
         ),
         idle_seconds=fields.number("idleSeconds", 900),
         ready_file=fields.text("readyFile", None, **path),

@@ -8,7 +8,7 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from agent_runtime.executor.attempts import Attempt, Hold, Key, StoredReply
@@ -40,6 +40,7 @@ class WorkspaceEntry:
         self._opening_model_port = asyncio.Lock()
         self.ending: asyncio.Task[None] | None = None
         workspace.failed.add_done_callback(self._on_failure)
+        workspace.ports = self
 
     @property
     def uses_place(self) -> bool:
@@ -68,6 +69,7 @@ class WorkspaceEntry:
             "attempt": self.attempt,
             "mode": self._mode,
             "state": "Failed" if failure else "Frozen" if self.is_frozen else "Live",
+            "resting": self.workspace.is_resting,
             "failure": {"cause": failure.cause, "message": failure.message} if failure else None,
             "parent": self.workspace.spec.parent,
             "layers": self.workspace.layers(),
@@ -105,6 +107,21 @@ class WorkspaceEntry:
         if self._proxy is not None:
             self._proxy.switch(rule)
         self._rule = rule
+
+    @property
+    def may_be_closed(self) -> bool:
+        """Whether no program waits for an answer at one of its ports."""
+        return self.model_port is None and not self._opening_model_port.locked()
+
+    def close_ports(self) -> None:
+        """Close its ports, because its network ends while it rests."""
+        if self._proxy is not None:
+            self._proxy.pause()
+
+    async def open_ports(self, listen: Callable[[int], Awaitable[int | None]]) -> None:
+        """Open its ports again, in its new network. Raises FileFailure, WorkspaceFailure."""
+        if self._proxy is not None and (listener := await listen(PROXY_PORT)) is not None:
+            await self._proxy.start(listener)
 
     async def open_model_port(self) -> ModelPort:
         """Return the model port, which stays open until the next phase. Raises FileError, WorkspaceFailed, NotFound,

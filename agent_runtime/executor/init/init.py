@@ -97,6 +97,8 @@ class Init:
                 case "cancel":
                     for helper in [helper for helper, work in self._helpers.items() if work == request["request"]]:
                         processes.send(helper, signal.SIGKILL)
+                case "idle":
+                    reply = {"is_idle": self._is_idle()}
                 case "kill":
                     reply = {"gone": self._kill_all()}
                 case "terminal":
@@ -216,6 +218,13 @@ class Init:
                 os.kill(-1, signal.SIGKILL)
         # Wait until all have ended: a dying subreaper may still take a request.
         return processes.kill_below(self._proc, os.getpid())
+
+    def _is_idle(self) -> bool:
+        """Whether nothing would be lost with this process: no tools, no memory segments, semaphores or queues."""
+        others = {process.pid for process in processes.all_processes(self._proc)} - {os.getpid(), *self._subreapers()}
+        kept = (processes.read_entry(self._proc, f"sysvipc/{kind}") for kind in ("shm", "sem", "msg"))
+        # The first line has the names of the columns.
+        return not others and all(content.count(b"\n") <= 1 for content in kept)
 
     def _open_terminal(self, number: int, rows: int, columns: int) -> None:
         master, slave = os.openpty()

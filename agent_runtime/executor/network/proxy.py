@@ -122,6 +122,10 @@ class NetworkProxy:
     def close(self) -> None:
         """Stop listening, and close all connections."""
         self._rule = NO_NETWORK
+        self.pause()
+
+    def pause(self) -> None:
+        """Stop listening until the next `start`, and close all connections."""
         if self._server is not None:
             self._server.close()
         for writer in list(self._open):

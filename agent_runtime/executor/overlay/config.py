@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+# Longer than most model calls, so that a workspace at work does not rest between two of its commands.
+REST_SECONDS = 60.0
 MODES = ("Auto", "Overlay", "Plain")
 
 
@@ -34,6 +36,8 @@ class HostConfig:
     user: str | None = None
     memory_bytes: int | None = None
     disk_bytes: int | None = None
+    rest_seconds: float | None = REST_SECONDS
+    """After so much time without a command, a workspace without processes ends its init; None: never."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agent_runtime.executor import kernel
@@ -24,7 +24,7 @@ from agent_runtime.executor.init.trees import DiskUse
 from agent_runtime.executor.overlay.config import HostConfig
 from agent_runtime.executor.overlay.peer import Peer, PeerClosed
 from agent_runtime.executor.overlay.watch import Watch
-from agent_runtime.executor.overlay.workspace import Workspace, spawn
+from agent_runtime.executor.overlay.workspace import InitProcess, Workspace, spawn
 from agent_runtime.executor.overlay.zygote import take_zygote
 from agent_runtime.executor.timing import until_ready
 
@@ -127,6 +127,15 @@ class Host:
 
     async def _make(self, spec: WorkspaceSpec, extra: Message, shared: Sequence[int] = ()) -> Workspace:
         """Have the zygote fork an init. If this raises, everything is removed. `shared`: see `Workspace.shared`."""
+        init, layer = await self._fork_init(spec, extra, shared)
+        workspace = Workspace(self, spec, init, layer)
+        self._live.add(workspace)
+        return workspace
+
+    async def _fork_init(
+        self, spec: WorkspaceSpec, extra: Message, shared: Sequence[int] = (), numbers: Iterator[int] | None = None
+    ) -> tuple[InitProcess, str]:
+        """Return a new init and the layer that was created for it. Raises WorkspaceFailure."""
         request = {
             "do": "create",
             "user": spec.user or self.config.user,
@@ -144,7 +153,7 @@ class Host:
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         our_starts, their_starts = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        peer = Peer(ours, our_starts)
+        peer = Peer(ours, our_starts, numbers)
         reply: Message = {}
         received: list[int] = []
         try:
@@ -171,10 +180,23 @@ class Host:
         peer.forget(_HELLO)
         proc, shm, *own_shared = handles or (self.proc, None)
         assert proc is not None
-        workspace = Workspace(self, spec, peer, received[0], int(reply["pid"]), reply.get("layer", ""), proc, shm)
-        workspace.shared = tuple(handle for handle in own_shared if handle is not None)
-        self._live.add(workspace)
-        return workspace
+        own = tuple(handle for handle in own_shared if handle is not None)
+        return InitProcess(peer, received[0], int(reply["pid"]), proc, shm, own), reply.get("layer", "")
+
+    async def wake(self, workspace: Workspace) -> InitProcess:
+        """Return a new init for a workspace that rests. Raises WorkspaceFailure."""
+        raise NotImplementedError
+
+    def rest_later(self, workspace: Workspace) -> None:
+        """Let the workspace rest if nothing is done in it for `rest_seconds`."""
+        seconds = self.config.rest_seconds
+        if seconds is not None and self.isolates:
+            workspace.idle_since = time.monotonic()
+            asyncio.get_running_loop().call_later(seconds, self._let_rest, workspace, workspace.idle_since)
+
+    def _let_rest(self, workspace: Workspace, since: float) -> None:
+        if workspace in self._live and workspace.idle_since == since:
+            workspace.run_in_background(workspace.rest())
 
     def remove_layer(self, layer: str) -> None:
         """Remove the files of an unused layer."""
@@ -331,7 +353,7 @@ class OverlayHost(Host):
         try:
             shared = () if joined is None else joined.shared
             is_bare = spec.is_bare if parent is None else parent in self._bare
-            lower = {"chain": self._chain(parent), "view_of": None, "is_bare": is_bare}
+            lower = {"chain": self._chain(parent), "view_of": None, "is_bare": is_bare, "resumed": None}
             workspace = await self._make(spec, lower, shared)
         except BaseException:
             self._release(parent)
@@ -346,7 +368,21 @@ class OverlayHost(Host):
         self._by_id[spec.id] = workspace
         if is_bare:
             self._bare.add(layer)
+        self.rest_later(workspace)
         return workspace
+
+    async def wake(self, workspace: Workspace) -> InitProcess:
+        layer = workspace.layer
+        lower = {
+            "chain": self._chain(self._below[layer]),
+            "view_of": None,
+            "is_bare": layer in self._bare,
+            "resumed": layer,
+            "spares": self._spares_wanted(),
+        }
+        async with self._making:
+            init, _ = await self._fork_init(workspace.spec, lower, numbers=workspace.numbers)
+        return init
 
     def on_broken(self, call: Callable[[str], None]) -> None:
         for peer in (self._zygote, self._remover):
@@ -430,7 +466,8 @@ class OverlayHost(Host):
         layer = workspace.layer
         self._users[layer] += 1
         try:
-            lower = {"chain": self._chain(layer), "view_of": layer, "is_bare": layer in self._bare}
+            is_bare = layer in self._bare
+            lower = {"chain": self._chain(layer), "view_of": layer, "is_bare": is_bare, "resumed": None}
             view = await self._make(spec, lower)
         except BaseException:
             close_all([] if stream is None else [stream])

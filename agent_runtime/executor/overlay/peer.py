@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from agent_runtime.executor.init.channel import (
     Assembler,
@@ -33,9 +33,14 @@ class PeerClosed(Exception):
 
 
 class Peer:
-    """Numbers requests and passes replies to their callers. `gone` resolves, with a reason, at the end."""
+    """Numbers requests and passes replies to their callers. `gone` resolves, with a reason, at the end.
 
-    def __init__(self, end: socket.socket, starts: socket.socket | None = None) -> None:
+    With `numbers` of an earlier peer, it continues that one's.
+    """
+
+    def __init__(
+        self, end: socket.socket, starts: socket.socket | None = None, numbers: Iterator[int] | None = None
+    ) -> None:
         for socket_ in (end, starts):
             if socket_ is not None:
                 socket_.setblocking(False)
@@ -44,7 +49,7 @@ class Peer:
         self._starts = starts or end
         self._loop = asyncio.get_running_loop()
         self._assembler = Assembler(_MAX_REPLY_BYTES)
-        self._numbers = itertools.count(1)
+        self.numbers = numbers or itertools.count(1)
         self._listeners: dict[int, Listener] = {}
         self._waiting: set[asyncio.Future[tuple[Message, list[int]]]] = set()
         self._turn = asyncio.Lock()
@@ -53,7 +58,7 @@ class Peer:
 
     def number(self) -> int:
         """Return an unused request number."""
-        return next(self._numbers)
+        return next(self.numbers)
 
     def listen(self, number: int, listener: Listener) -> None:
         """Call `listener` with every message of request `number` until `forget`."""

@@ -267,11 +267,18 @@ def _mount_view(base: BaseLayers, own: str, lower_layers: Message) -> list[int]:
     """Mount a workspace's root and move it onto `/`; return descriptors of the layer for snapshots.
 
     `own` is its empty layer. `lower_layers` has the layers below: a `chain` of frozen layers, the nearest first, and the
-    image's unless it `is_bare`. A view of an existing layer (`view_of`) gets no new layer.
+    image's unless it `is_bare`. A view of an existing layer (`view_of`) gets no new layer. `resumed` is the layer of a
+    workspace that rested, which it continues.
     """
     chain, frozen, is_bare = lower_layers["chain"], lower_layers["view_of"], lower_layers["is_bare"]
     if frozen:
         remove(own)
+    elif lower_layers["resumed"]:
+        remove(own)
+        own = lower_layers["resumed"]
+        for part in range(len(base.parts)):
+            # A mark of the last mount in it, that it may have been lost in a crash of the machine, forbids another one.
+            remove(f"{own}/w{part}/work")
     else:
         if not os.path.isdir(own):
             make_layer(base, own)

@@ -79,6 +79,10 @@ class Watch:
             self._observations[workspace] = _Observation(self._file_system_used())
         self._awake.set()
 
+    def is_active(self, workspace: Workspace) -> bool:
+        """Whether the workspace has processes, or had some at the last check."""
+        return workspace in self._active
+
     def remove(self, workspace: Workspace) -> None:
         """Stop watching an ended workspace."""
         self._active.discard(workspace)
@@ -167,6 +171,7 @@ class Watch:
             # The remaining processes are an idle subreaper or are ending, so stop watching.
             workspace.last = Usage(shared, 0, disk)
             self._active.discard(workspace)
+            self._host.rest_later(workspace)
 
     def _share_processors(
         self, workspace: Workspace, observation: _Observation, tools: list[Process], count: int

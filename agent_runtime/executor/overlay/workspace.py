@@ -10,8 +10,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from agent_runtime.executor.host import Exit, FileFailure, Watcher, WorkspaceFailure, WorkspaceSpec
 from agent_runtime.executor.init.channel import Message, StartRequest, close_all
@@ -120,48 +120,138 @@ class Command:
         """Send a signal to the command, or to its whole tree, including orphans that left its session."""
         self.set_cause(cause)
         arguments = {"command": self._number, "pid": self.pid, "number": int(number), "tree": tree}
-        await self._workspace.request({"do": "signal", "arguments": arguments}, seconds=_ANSWER_SECONDS)
+        await self._workspace.request({"do": "signal", "arguments": arguments})
+
+
+class InitProcess(NamedTuple):
+    """The init of a workspace. `process` is its pid descriptor, `pid` its number in this namespace.
+
+    `proc` and `shm` are descriptors of the folders that list its processes and its files in memory. In `Plain`, `proc`
+    is the host's and `shm` None. `shared` has the descriptors of `view.Shared`, if others may join it.
+    """
+
+    peer: Peer
+    process: int
+    pid: int
+    proc: int
+    shm: int | None
+    shared: tuple[int, ...]
+
+
+class Ports(Protocol):
+    """Whoever listens in a workspace's network."""
+
+    @property
+    def may_be_closed(self) -> bool:
+        """Whether no program waits for an answer at one of them."""
+
+    def close_ports(self) -> None:
+        """Close the ports, because the network ends."""
+
+    async def open_ports(self, listen: Callable[[int], Awaitable[int | None]]) -> None:
+        """Open them again; `listen` is like `Workspace.listen`. Raises FileFailure, WorkspaceFailure."""
 
 
 class Workspace:
-    """One workspace. `layer` is the name of its layer's folder (empty in `Plain`)."""
+    """One workspace. `layer` is the name of its layer's folder (empty in `Plain`).
 
-    def __init__(
-        self,
-        host: Host,
-        spec: WorkspaceSpec,
-        peer: Peer,
-        process: int,
-        init_pid: int,
-        layer: str,
-        proc: int,
-        shm: int | None,
-    ) -> None:
+    A workspace without processes rests after a while: its init ends, and the next request makes another one over the
+    same layer.
+    """
+
+    proc: int
+    shm: int | None
+    shared: tuple[int, ...]
+
+    def __init__(self, host: Host, spec: WorkspaceSpec, init: InitProcess, layer: str) -> None:
         self.spec = spec
         self.failed: asyncio.Future[WorkspaceFailure] = asyncio.get_running_loop().create_future()
-        self.layer, self.proc, self.shm = layer, proc, shm
-        # Init's pid in this namespace, and in `proc`.
-        self.init_pid, self.inner_init = init_pid, 1 if host.isolates else init_pid
+        self.layer = layer
         self.unasked_end = host.unasked_end
-        self.init_bytes = resident_bytes(proc, self.inner_init)
         self.frozen = False
-        # The descriptors of `view.Shared`, if others may join it; and the workspaces that share them, itself included.
-        self.shared: tuple[int, ...] = ()
+        # The workspaces that share its network, itself included.
         self.members = {self}
         self.has_filled_disk = False
         self.last = Usage()
         self.host = host
-        self._peer = peer
-        self._process: int | None = process
+        self.numbers = init.peer.numbers
+        self.ports: Ports | None = None
+        self.idle_since = time.monotonic()
+        self.is_resting = False
+        # Held while it begins or ends to rest, and while it ends.
+        self._changing = asyncio.Lock()
         self._commands: dict[int, Command] = {}
         self._helpers: set[asyncio.Task[None]] = set()
         self._file_operations = 0
         self._ending: asyncio.Task[None] | None = None
         self._cause = self.unasked_end
+        self._attach(init)
+
+    def _attach(self, init: InitProcess) -> None:
+        peer = init.peer
+        self._peer, self.proc, self.shm, self.shared = peer, init.proc, init.shm, init.shared
+        self._process: int | None = init.process
+        # Init's pid in this namespace, and in `proc`.
+        self.init_pid, self.inner_init = init.pid, 1 if self.host.isolates else init.pid
+        self.init_bytes = resident_bytes(self.proc, self.inner_init)
         peer.listen(CRASHED, self._crashed)
-        peer.gone.add_done_callback(lambda gone: self._lost(gone.result()))
+
+        def lost(gone: asyncio.Future[str]) -> None:
+            if not self.is_resting and peer is self._peer:
+                self._lost(gone.result())
+
+        peer.gone.add_done_callback(lost)
         # In `Plain`, init's children outlive it and keep the channel open, so also watch init itself.
-        asyncio.get_running_loop().add_reader(process, self._init_ended)
+        asyncio.get_running_loop().add_reader(init.process, self._init_ended)
+
+    async def rest(self) -> None:
+        """End its init, and with it its memory, if nothing in it would be lost."""
+        async with self._changing:
+            with contextlib.suppress(WorkspaceFailure):
+                if not self._may_rest():
+                    return
+                reply, received = await self.request({"do": "idle"}, _KILL_SECONDS)
+                close_all(received)
+                if reply.get("is_idle") is not True or not self._may_rest():
+                    return
+                assert self.shm is not None  # `Plain` never rests
+                if self.ports is not None:
+                    self.ports.close_ports()
+                peer, process, handles = self._peer, self._process, [self.proc, self.shm]
+                self.is_resting, self._process, self.proc, self.shm = True, None, self.host.proc, None
+                assert process is not None  # it lives
+                asyncio.get_running_loop().remove_reader(process)
+                peer.close("it rests")
+                await self.host.end_init(self, process)
+                close_all([process, *handles])
+                self.last = Usage(disk_bytes=self.last.disk_bytes)
+
+    def _may_rest(self) -> bool:
+        is_alone = self.members == {self} and not self.spec.shares and self.spec.joins is None
+        is_live = self._ending is None and not (self.frozen or self.is_resting)
+        has_ports = self.ports is not None and not self.ports.may_be_closed
+        is_busy = self.busy or has_ports or self.host.watch.is_active(self)
+        return is_live and is_alone and not is_busy and self.shm is not None and not os.listdir(self.shm)
+
+    async def _awake(self) -> None:
+        """End the rest, if it rests. Raises WorkspaceFailure."""
+        if not (self.is_resting or self._changing.locked()):
+            return
+        async with self._changing:
+            if not self.is_resting or self._ending is not None:
+                return
+            try:
+                self._attach(await self.host.wake(self))
+            except WorkspaceFailure as failure:
+                if self.host.is_disk_full:
+                    raise WorkspaceFailure(await self.host.cause_of_full_disk(self), failure.message) from None
+                raise
+            try:
+                if self.ports is not None:
+                    await self.ports.open_ports(self._listen)
+            finally:
+                self.is_resting = False
+                self.host.rest_later(self)
 
     def start(self, request: StartRequest, watcher: Watcher, descriptors: Sequence[int]) -> Command:
         """Request the start of a command. `watcher` is notified of the result.
@@ -176,8 +266,11 @@ class Workspace:
         except (FileFailure, WorkspaceFailure):
             close_all(sorted(set(descriptors)))
             raise
-        number = self._peer.number()
+        number = next(self.numbers)
         command = self._commands[number] = Command(self, number, watcher)
+        if self.is_resting or self._changing.locked():
+            self.run_in_background(self._start_awake(command, number, request, descriptors))
+            return command
         self._peer.listen(number, command.handle)
         self.host.watch.add(self)
         try:
@@ -190,6 +283,19 @@ class Workspace:
         else:
             self.run_in_background(self._start_later(command, number, request, descriptors))
         return command
+
+    async def _start_awake(
+        self, command: Command, number: int, request: StartRequest, descriptors: Sequence[int]
+    ) -> None:
+        try:
+            await self._awake()
+        except (WorkspaceFailure, FileFailure) as failure:
+            close_all(sorted(set(descriptors)))
+            command.refuse(failure)
+            return
+        self._peer.listen(number, command.handle)
+        self.host.watch.add(self)
+        await self._start_later(command, number, request, descriptors)
 
     async def _start_later(
         self, command: Command, number: int, request: StartRequest, descriptors: Sequence[int]
@@ -231,6 +337,7 @@ class Workspace:
     async def open_terminal(self, rows: int, columns: int) -> tuple[int, int]:
         """Open a pseudo terminal of the workspace's own devpts; return (master, slave) descriptors."""
         self._refuse_if_frozen("a terminal")
+        await self._awake()
         master, slave = await self._descriptors({"do": "terminal", "rows": rows, "columns": columns}, 2)
         if not (os.isatty(master) and os.isatty(slave)):
             close_all([master, slave])
@@ -245,6 +352,10 @@ class Workspace:
         self._refuse_if_frozen("a port")
         if not self.host.isolates:
             return None
+        await self._awake()
+        return await self._listen(port)
+
+    async def _listen(self, port: int) -> int:
         descriptor = (await self._descriptors({"do": "listen", "port": port}, 1))[0]
         if not _is_listening(descriptor):
             os.close(descriptor)
@@ -252,7 +363,7 @@ class Workspace:
         return descriptor
 
     async def _descriptors(self, message: Message, count: int) -> list[int]:
-        reply, received = await self.request(message, seconds=_ANSWER_SECONDS)
+        reply, received = await self.request(message)
         if len(received) != count:
             close_all(received)
             raise _failure(reply) if "error" in reply else self._silent()
@@ -269,10 +380,16 @@ class Workspace:
                 close_all([] if stream is None else [stream])
                 self._refuse_if_frozen(f"the file operation {operation!r}")
             return await self.host.read_frozen(self, operation, arguments, stream)
+        self._file_operations += 1
+        try:
+            await self._awake()
+        except BaseException:
+            self._file_operations -= 1
+            close_all([] if stream is None else [stream])
+            raise
         number = self._peer.number()
         message = {"do": "file", "operation": operation, "arguments": dict(arguments)}
         answer = self._peer.expect(number)
-        self._file_operations += 1
         try:
             try:
                 self.host.watch.add(self)
@@ -305,7 +422,7 @@ class Workspace:
             raise WorkspaceFailure(await self.host.cause_of_full_disk(self), failure.message)
         raise failure
 
-    async def request(self, message: Message, *, seconds: float) -> tuple[Message, list[int]]:
+    async def request(self, message: Message, seconds: float = _ANSWER_SECONDS) -> tuple[Message, list[int]]:
         """Send a request to init. Raises WorkspaceFailure if it has ended or does not answer in time."""
         try:
             async with asyncio.timeout(seconds):
@@ -362,7 +479,8 @@ class Workspace:
 
     async def kill_processes(self) -> None:
         """Have its init kill all processes. Raises WorkspaceFailure."""
-        await self.request({"do": "kill"}, seconds=_ANSWER_SECONDS)
+        if not self.is_resting:
+            await self.request({"do": "kill"})
 
     async def stop_excess(self, cause: str) -> None:
         """Kill all its processes because it exceeds the limit `cause`; if its init is too slow, also the workspace."""
@@ -372,8 +490,10 @@ class Workspace:
     async def _end_processes(self, cause: str, seconds: float, *, failed_as: str | None = None) -> None:
         for command in self._commands.values():
             command.set_cause(cause)
+        if self.is_resting:
+            return
         try:
-            await self.request({"do": "kill"}, seconds=seconds)
+            await self.request({"do": "kill"}, seconds)
         except WorkspaceFailure as failure:
             await self.fail(failed_as or failure.cause, failure.message)
             raise
@@ -392,6 +512,10 @@ class Workspace:
         await asyncio.shield(self._ending)
 
     async def _stop(self) -> None:
+        async with self._changing:
+            await self._end_init()
+
+    async def _end_init(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             asyncio.get_running_loop().remove_reader(process)

@@ -209,9 +209,9 @@ class _Zygote:
     def _take_spare(self, base: BaseLayers, number: int, request: Message, descriptors: list[int]) -> None:
         """Pass the request to a spare, or to a new process if none waits. Killed spares are skipped."""
         self._set_wanted(request["spares"])
-        lower_layers = {key: request[key] for key in ("chain", "view_of", "is_bare")}
+        lower_layers = {key: request[key] for key in ("chain", "view_of", "is_bare", "resumed")}
         ends, joined = descriptors[:2], descriptors[2:]
-        if not joined:
+        if not joined and request["resumed"] is None:
             self._recent_layers.append(lower_layers)
         spare = self._spare_with_layers(base, lower_layers, joined)
         while not spare.channel.send(number, request, ends):
