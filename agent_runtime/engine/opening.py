@@ -47,6 +47,7 @@ from agent_runtime.sandboxes.factory import open_provider
 from agent_runtime.sandboxes.no_sandbox import NoSandboxes
 from agent_runtime.tasks import TaskProblem, TaskSourceError
 from agent_runtime.tasks.images import rewritten
+from agent_runtime.tasks.problems import with_new_services
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.registry import open_tools
 from rollout_api.base import quantity_value
@@ -124,6 +125,17 @@ def _carries_root(job: RolloutJob, task: Task) -> bool:
         task.verifier is not None and verifier.mode is VerifierMode.SEPARATE and sandbox.working_dir is not None
     )
     return is_carried and not artifact_paths(task, str(sandbox.working_dir))[1]
+
+
+def about_services(job: RolloutJob, tasks: Sequence[Task]) -> list[TaskProblem]:
+    """Return a warning of tasks whose grading does not see the services that the agent used; empty if there are none."""
+    return with_new_services(
+        [
+            task.name
+            for task in tasks
+            if task.services and task.verifier is not None and job.spec.verifier_of(task).mode is VerifierMode.SEPARATE
+        ]
+    )
 
 
 async def check_tasks(

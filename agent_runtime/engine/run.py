@@ -12,7 +12,7 @@ from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import Event, JobEnded, JobStarted, JobSummary, Observer
 from agent_runtime.engine.groups import Groups, JobAborted, abort_message, write_results
 from agent_runtime.engine.health import Health
-from agent_runtime.engine.opening import RunEnvironment, open_run
+from agent_runtime.engine.opening import RunEnvironment, about_services, open_run
 from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.engine.scheduling.shard import WHOLE_JOB, Shard
 from agent_runtime.models.base import Model
@@ -145,7 +145,7 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
             sealed=len(context.results),
             resumed=bool(context.begun or context.results),
             warnings=(
-                *map(str, loaded.warnings),
+                *map(str, [*loaded.warnings, *about_services(job, tasks)]),
                 *_about_isolation(context.provider.warnings),
                 *context.plugins.warnings,
             ),

@@ -59,6 +59,21 @@ def without_verifier(source: str, names: Sequence[str], total: int) -> list[Task
     """Return a warning that names the tasks without a verifier; empty if there are none."""
     if not names:
         return []
-    shown = ", ".join(names[:NAMES_SHOWN]) + (", …" if len(names) > NAMES_SHOWN else "")
+    shown = _shown(names)
     have = "has no verifier" if len(names) == 1 else "have no verifier"
     return [TaskProblem(source, None, f"{len(names)} of {total} tasks {have}, so rollouts get no reward: {shown}")]
+
+
+def with_new_services(names: Sequence[str]) -> list[TaskProblem]:
+    """Return a warning that names the tasks whose services start anew for the grading; empty if there are none."""
+    if not names:
+        return []
+    message = (
+        f"mode Separate grades with new services, so what agents changed in services is not graded: {_shown(names)}; "
+        "use mode Shared if it should be"
+    )
+    return [TaskProblem("spec.verifier.mode", None, message)]
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMES_SHOWN]) + (", …" if len(names) > NAMES_SHOWN else "")

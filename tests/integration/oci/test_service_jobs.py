@@ -197,6 +197,13 @@ def test_a_service_has_the_files_and_the_program_of_its_own_image(
     assert [result["reward"] for result in results(tmp_path)] == [1.0] * 3
 
 
+def test_tasks_whose_grading_has_new_services_are_named(tmp_path: Path) -> None:
+    separate = task("separate", web(), verifier={"commands": ["true"]})
+    write_job(tmp_path, {"inline": [task("shared", web()), separate]})
+    for told in (run(tmp_path, "validate", "job.yaml"), run(tmp_path, "run", "job.yaml")):
+        assert "what agents changed in services is not graded: separate; use mode Shared" in told
+
+
 def test_services_live_on_when_their_runner_is_killed(tmp_path: Path) -> None:
     """The agent's row is in a service's memory, so it is lost if the service starts again."""
     serve = (
