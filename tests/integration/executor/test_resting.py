@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,17 +18,14 @@ REST = {"restSeconds": 0.2}
 
 def inits(executor: Any) -> int:
     """The number of processes of an executor that are the first of a workspace."""
-    children = f"/proc/{executor.process.pid}/task/{executor.process.pid}/children"
-    found, waiting = 0, open(children).read().split()
+    found, waiting = 0, [str(executor.process.pid)]
     while waiting:
         pid = waiting.pop()
-        try:
-            with open(f"/proc/{pid}/status") as status:
-                ids = next(line for line in status if line.startswith("NSpid:")).split()
-            found += ids[-1] == "1" and len(ids) > 2
-            waiting += open(f"/proc/{pid}/task/{pid}/children").read().split()
-        except (OSError, StopIteration):
-            continue
+        with contextlib.suppress(OSError):
+            ids = re.search(r"^NSpid:(.*)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+            assert ids is not None
+            found += ids[1].split()[-1] == "1" and len(ids[1].split()) > 1
+            waiting += Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return found
 
 
