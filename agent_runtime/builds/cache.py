@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from typing import Final
 
 from agent_runtime.recording.build_steps import RENEWED_SECONDS, BuildEntry, key_of_entry, parse_entry
 from agent_runtime.recording.layers import Layers, key_of
@@ -16,8 +15,12 @@ from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SandboxFailure, StoredLayer
 from rollout_api.records import Layer
 
-LAYER_LOST: Final = "LayerLost"
-"""Reason of a workspace whose layer is missing or damaged; the next attempt builds it again."""
+
+class LayerLost(SandboxFailure):
+    """A stored layer was damaged or missing. It is forgotten, so that it is made again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("LayerLost", message)
 
 
 class BuildCache:
@@ -76,6 +79,6 @@ class BuildCache:
                     yield piece
             except RecordCorrupt as error:
                 await self._forget(key, entry.layer)
-                raise SandboxFailure(LAYER_LOST, f"the layer of {entry.step!r}: {error}") from error
+                raise LayerLost(f"the layer of {entry.step!r}: {error}") from error
 
         return StoredLayer(entry.layer.digest, entry.layer.bytes, load)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from agent_runtime.builds.build import Builder
+from agent_runtime.builds.cache import LayerLost
 from agent_runtime.sandboxes.base import Fence, SandboxProvider, Workspace, WorkspaceSpec
+
+MOST_LOSSES: Final = 64
+"""Damaged layers for one workspace. More indicate a storage that damages everything."""
 
 
 class BuildingProvider:
@@ -21,9 +26,13 @@ class BuildingProvider:
         self.warnings = self._provider.warnings
 
     async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> Workspace:
-        return await self._provider.acquire(
-            await self._builder.completed(spec), attempt=attempt, fence=fence, name=name
-        )
+        for _ in range(MOST_LOSSES):
+            # A damaged layer is found when it is restored, one at a time, and is made again.
+            with contextlib.suppress(LayerLost):
+                completed = await self._builder.completed(spec)
+                return await self._provider.acquire(completed, attempt=attempt, fence=fence, name=name)
+        completed = await self._builder.completed(spec)
+        return await self._provider.acquire(completed, attempt=attempt, fence=fence, name=name)
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> Workspace:
         return await self._provider.reattach(handle, spec=await self._builder.completed(spec), fence=fence)

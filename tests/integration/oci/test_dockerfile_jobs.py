@@ -136,3 +136,14 @@ def test_stored_steps_are_listed_checked_and_deleted(tmp_path: Path, base: str) 
     assert json.loads(run(tmp_path, "layers", "ls", "out", "-o", "json")) == []
     run(tmp_path, "run", "job.yaml", "--new")
     assert "1 steps, 0 damaged" in run(tmp_path, "layers", "verify", "out")
+
+
+def test_damaged_layers_are_all_made_again_within_one_attempt(tmp_path: Path, base: str) -> None:
+    text = "FROM base\nRUN echo 1 > /a\nRUN echo 2 > /b\nRUN echo 3 > /c\nRUN echo mended > /made\n"
+    write_job(tmp_path, base, task("mended", text), attempts={"limit": 1})
+    run(tmp_path, "run", "job.yaml")
+    for layer in (tmp_path / "out/layers").glob("*.zst"):
+        layer.write_bytes(layer.read_bytes()[:-5])
+    run(tmp_path, "run", "job.yaml", "--new")
+    found = [json.loads(line) for file in (tmp_path / "out").glob("built-*/results.jsonl") for line in file.open()]
+    assert [(result["reward"], result["attempt"]) for result in found] == [(1.0, 0)] * 4
