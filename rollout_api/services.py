@@ -80,7 +80,7 @@ class TaskService(ApiModel):
 
     @field_validator("volumes")
     @classmethod
-    def _volumesmountable(cls, volumes: dict[str, str]) -> dict[str, str]:
+    def _volumes_can_be_mounted(cls, volumes: dict[str, str]) -> dict[str, str]:
         return mountable(volumes)
 
 

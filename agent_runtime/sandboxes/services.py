@@ -71,7 +71,7 @@ async def start_services(services: Sequence[tuple[Service, ServiceWorkspace]], *
     try:
         async with asyncio.TaskGroup() as group:
             for start in starts.values():
-                start.running = group.create_task(start.run({name: starts[name] for name in start.service.depends_on}))
+                group.create_task(start.run({name: starts[name] for name in start.service.depends_on}))
     except BaseExceptionGroup as failures:
         # The first failure cancelled the other starts.
         raise failures.exceptions[0] from None
@@ -84,12 +84,19 @@ class _Start:
 
     def __init__(self, service: Service, workspace: ServiceWorkspace, completion_seconds: float) -> None:
         self.service, self._workspace, self._completion_seconds = service, workspace, completion_seconds
-        self.running: asyncio.Task[None] | None = None
         self._started = asyncio.Event()
         self._ready = asyncio.Event()
         self._process = ""
 
     async def run(self, needed: Mapping[str, _Start]) -> None:
+        """Start the service when the others are in the needed states; return when it is ready."""
+        try:
+            await self._run(needed)
+        except WorkspaceLimit as limit:
+            # No agent has worked yet.
+            raise self._failed(f"used up the task's resources before it was ready: {limit}") from limit
+
+    async def _run(self, needed: Mapping[str, _Start]) -> None:
         await asyncio.gather(*(start.reach(self.service.depends_on[name]) for name, start in needed.items()))
         argv = self.service.argv
         if not argv:
@@ -144,14 +151,11 @@ class _Start:
         loop = asyncio.get_running_loop()
         until, pause, number = loop.time() + health.seconds, FIRST_PAUSE_SECONDS, 0
         while True:
-            try:
-                result = await self._workspace.run(
-                    health.command,
-                    key=f"{LIFECYCLE_TURN}:health-{number}",
-                    deadline_seconds=min(health.timeout_seconds, health.seconds),
-                )
-            except WorkspaceLimit as limit:
-                raise self._failed(f"used up the task's resources before it was ready: {limit}") from limit
+            result = await self._workspace.run(
+                health.command,
+                key=f"{LIFECYCLE_TURN}:health-{number}",
+                deadline_seconds=min(health.timeout_seconds, health.seconds),
+            )
             if result.ok:
                 return
             status = await self._status()
