@@ -39,9 +39,11 @@ ON_CLUSTER = (
     "cluster_gateway",
 )
 """Benchmarks that need the test cluster."""
-PRINTED = "workspaces"
-"""Runs in its own process and prints its own table, because its zygote is forked before other modules are imported."""
-ALL = (*COMPARED, *ON_CLUSTER, PRINTED)
+PRINTED = ("workspaces", "many_workspaces")
+"""They run in processes of their own and print their own tables, because their zygotes are forked before other modules are
+imported.
+"""
+ALL = (*COMPARED, *ON_CLUSTER, *PRINTED)
 PLAIN_WIDTH = 150  # columns of the table if the output is no terminal
 
 
@@ -58,7 +60,7 @@ def main() -> None:
     try:
         for name in names:
             print(f"measuring {name}", file=sys.stderr)
-            if name == PRINTED:
+            if name in PRINTED:
                 if subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=ROOT, check=False).returncode:
                     failed.append(name)
                 continue
