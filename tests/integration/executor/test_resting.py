@@ -31,7 +31,7 @@ def inits(executor: Any) -> int:
 
 async def at_rest(executor: Any, client: Any) -> bool:
     """Whether the client's workspace came to rest; its processes are those of no namespace then."""
-    for _ in range(100):
+    for _ in range(600):  # a busy machine
         shown = (await client.call("GET", "~")).json
         if shown["resting"]:
             return True

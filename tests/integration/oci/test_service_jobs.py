@@ -213,7 +213,7 @@ def test_services_live_on_when_their_runner_is_killed(tmp_path: Path) -> None:
         "h.HTTPServer(('', 8000), S).serve_forever()"
     )
     memory = {"name": "web", "command": ["python3", "-c", serve], "health": {"command": GET.format("health")}}
-    calls = [GET.format("first"), "sleep 3", GET.format("second")]
+    calls = [GET.format("first"), "sleep 6", GET.format("second")]
     turns = [{"toolCalls": [{"name": "bash", "arguments": {"command": call}}]} for call in calls]
     turns.append({"toolCalls": [{"name": "finish", "arguments": {"message": "done"}}]})
     check = f"{GET.format('end')} | grep -q 'first /second'"
