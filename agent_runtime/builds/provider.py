@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -26,13 +25,16 @@ class BuildingProvider:
         self.warnings = self._provider.warnings
 
     async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> Workspace:
-        for _ in range(MOST_LOSSES):
-            # A damaged layer is found when it is restored, one at a time, and is made again.
-            with contextlib.suppress(LayerLost):
+        losses = 0
+        while True:
+            try:
                 completed = await self._builder.completed(spec)
                 return await self._provider.acquire(completed, attempt=attempt, fence=fence, name=name)
-        completed = await self._builder.completed(spec)
-        return await self._provider.acquire(completed, attempt=attempt, fence=fence, name=name)
+            except LayerLost:
+                # A damaged layer is found when it is restored, one at a time, and is made again.
+                losses += 1
+                if losses > MOST_LOSSES:
+                    raise
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> Workspace:
         return await self._provider.reattach(handle, spec=await self._builder.completed(spec), fence=fence)

@@ -30,7 +30,7 @@ class WorkspaceSpec:
     shares: bool = False
     """Whether other workspaces may join this one."""
     volumes: Mapping[str, str] = field(default_factory=dict)
-    """Path of each volume in this workspace, by name. All workspaces that share have the same volumes."""
+    """Path of each volume in this workspace, by name. Those that it shares with others have the same name there."""
     limits: Limits = Limits()
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None

@@ -217,9 +217,8 @@ class Service:
     @property
     def argv(self) -> Sequence[str]:
         """Return program and arguments, or one text for the shell; empty if there is none."""
-        own = [*self.command, *self.args]
         if self.command:
-            return own
+            return [*self.command, *self.args]
         return [*self.workspace.entrypoint, *(self.args or self.workspace.command)]
 
 

@@ -169,6 +169,10 @@ class ComposeReader:
                 del kept[key]
         return kept
 
+    def path_of(self, written: str) -> str:
+        """Return the path in the task's folder that the file means."""
+        return posixpath.normpath(posixpath.join(posixpath.dirname(self.file), written))
+
     def refuse(self, message: str, line: int | None = None) -> None:
         self.notes.refuse(self.file, message, line)
 
@@ -271,8 +275,7 @@ class ComposeReader:
             return Dockerfile(text=f"FROM {image}\n", context=[], seconds=math.ceil(self.build_seconds))
         for key in sorted(build.keys() - {"context", "dockerfile", "args", "target", "dockerfile_inline"}):
             self.report(f"services.{name}.build.{key} is not supported, and has no effect")
-        folder = posixpath.dirname(self.file)
-        context = posixpath.normpath(posixpath.join(folder, str(build.get("context") or ".")))
+        context = self.path_of(str(build.get("context") or "."))
         context = "" if context == "." else context
         args = self.build_args(service)
         target = build.get("target")
@@ -325,7 +328,7 @@ class ComposeReader:
         env_file = service.get("env_file") or []
         for entry in [env_file] if isinstance(env_file, str | dict) else env_file:
             path = str(entry.get("path") if isinstance(entry, dict) else entry)
-            path = posixpath.normpath(posixpath.join(posixpath.dirname(self.file), path))
+            path = self.path_of(path)
             if path in self.folder.files:
                 values.update(env_lines(self.folder.text(path)))
             elif not isinstance(entry, dict) or entry.get("required", True):
@@ -405,7 +408,7 @@ class ComposeReader:
 
     def bound_files(self, name: str, source: str, target: str) -> list[TaskFile]:
         """Return the files of the task's folder at a path that a service mounts."""
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(self.file), source))
+        path = self.path_of(source)
         if path in self.folder.files:
             return [self.folder.as_file(path, target)]
         bound = self.folder.as_files(path, target) if source.startswith(".") else []

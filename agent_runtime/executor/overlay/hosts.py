@@ -191,11 +191,12 @@ class Host:
         """Let the workspace rest if nothing is done in it for `rest_seconds`."""
         seconds = self.config.rest_seconds
         if seconds is not None and self.isolates:
-            workspace.idle_since = time.monotonic()
-            asyncio.get_running_loop().call_later(seconds, self._let_rest, workspace, workspace.idle_since)
+            # One timer each: with one for each command, many ended workspaces would stay in memory.
+            workspace.stop_rest_timer()
+            workspace.rest_timer = asyncio.get_running_loop().call_later(seconds, self._let_rest, workspace)
 
-    def _let_rest(self, workspace: Workspace, since: float) -> None:
-        if workspace in self._live and workspace.idle_since == since:
+    def _let_rest(self, workspace: Workspace) -> None:
+        if workspace in self._live:
             workspace.run_in_background(workspace.rest())
 
     def remove_layer(self, layer: str) -> None:
@@ -273,6 +274,7 @@ class Host:
         """Remove a destroyed workspace from the list."""
         self._live.discard(workspace)
         workspace.members.discard(workspace)
+        workspace.stop_rest_timer()
         self.watch.remove(workspace)
 
     async def read_frozen(
@@ -353,8 +355,7 @@ class OverlayHost(Host):
         try:
             shared = () if joined is None else joined.shared
             is_bare = spec.is_bare if parent is None else parent in self._bare
-            lower = {"chain": self._chain(parent), "view_of": None, "is_bare": is_bare, "resumed": None}
-            workspace = await self._make(spec, lower, shared)
+            workspace = await self._make(spec, self._lower(parent, is_bare), shared)
         except BaseException:
             self._release(parent)
             raise
@@ -373,16 +374,17 @@ class OverlayHost(Host):
 
     async def wake(self, workspace: Workspace) -> InitProcess:
         layer = workspace.layer
-        lower = {
-            "chain": self._chain(self._below[layer]),
-            "view_of": None,
-            "is_bare": layer in self._bare,
-            "resumed": layer,
-            "spares": self._spares_wanted(),
-        }
+        lower = self._lower(self._below[layer], layer in self._bare, resumed=layer)
         async with self._making:
-            init, _ = await self._fork_init(workspace.spec, lower, numbers=workspace.numbers)
+            extra = {**lower, "spares": self._spares_wanted()}
+            init, _ = await self._fork_init(workspace.spec, extra, numbers=workspace.numbers)
         return init
+
+    def _lower(
+        self, layer: str | None, is_bare: bool, *, view_of: str | None = None, resumed: str | None = None
+    ) -> Message:
+        """Return what a spare must know of the layers below a workspace, the uppermost being `layer`."""
+        return {"chain": self._chain(layer), "view_of": view_of, "is_bare": is_bare, "resumed": resumed}
 
     def on_broken(self, call: Callable[[str], None]) -> None:
         for peer in (self._zygote, self._remover):
@@ -466,9 +468,7 @@ class OverlayHost(Host):
         layer = workspace.layer
         self._users[layer] += 1
         try:
-            is_bare = layer in self._bare
-            lower = {"chain": self._chain(layer), "view_of": layer, "is_bare": is_bare, "resumed": None}
-            view = await self._make(spec, lower)
+            view = await self._make(spec, self._lower(layer, layer in self._bare, view_of=layer))
         except BaseException:
             close_all([] if stream is None else [stream])
             self._release(layer)

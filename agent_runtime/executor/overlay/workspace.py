@@ -176,7 +176,7 @@ class Workspace:
         self.host = host
         self.numbers = init.peer.numbers
         self.ports: Ports | None = None
-        self.idle_since = time.monotonic()
+        self.rest_timer: asyncio.TimerHandle | None = None
         self.is_resting = False
         # Held while it begins or ends to rest, and while it ends.
         self._changing = asyncio.Lock()
@@ -203,6 +203,12 @@ class Workspace:
         peer.gone.add_done_callback(lost)
         # In `Plain`, init's children outlive it and keep the channel open, so also watch init itself.
         asyncio.get_running_loop().add_reader(init.process, self._init_ended)
+
+    def stop_rest_timer(self) -> None:
+        """Forget when it would rest."""
+        if self.rest_timer is not None:
+            self.rest_timer.cancel()
+            self.rest_timer = None
 
     async def rest(self) -> None:
         """End its init, and with it its memory, if nothing in it would be lost."""
