@@ -280,9 +280,9 @@ Work = Callable[[], Coroutine[Any, Any, StoredReply]]
 
 @dataclass(eq=False)
 class Call:
-    """A call in progress. `may_cancel` says whether cancelling it leaves a repeat safe."""
+    """A call in progress. `may_cancel` says whether cancelling it leaves a repeat safe. The operator's has no hold."""
 
-    hold: Hold
+    hold: Hold | None
     may_cancel: Callable[[], bool]
     task: asyncio.Task[StoredReply] | None = None
 
@@ -303,7 +303,7 @@ class Attempt:
         self.superseded = Notifier()
         self._call_ended = Notifier()
         self._calls: set[Call] = set()
-        self._is_deleted = False
+        self.is_deleted = False
         self._deletion: asyncio.Task[None] | None = None
 
     async def raise_fence(self, hold: Hold) -> None:
@@ -316,7 +316,7 @@ class Attempt:
         while any(call.hold != hold for call in self._calls):
             await Notifier.wait(self._call_ended)
         self.fence.require(hold)
-        self._is_deleted = False
+        self.is_deleted = False
 
     async def once(
         self,
@@ -390,7 +390,11 @@ class Attempt:
         A repeated call joins. Raises Fenced.
         """
         self.fence.require(hold)
-        self._is_deleted = True
+        await self.end(work, hold)
+
+    async def end(self, work: Callable[[], Awaitable[None]], hold: Hold | None = None) -> None:
+        """Do the same as `delete`, whoever holds the attempt."""
+        self.is_deleted = True
         if self._deletion is None:
             # The deletion is a call in progress, so a new holder waits for its end.
             deletion = self._begin(Call(hold, lambda: False))
@@ -412,7 +416,7 @@ class Attempt:
     def require(self, hold: Hold) -> None:
         """Raise Fenced unless `hold` is the current one, and Forgotten after the attempt was deleted."""
         self.fence.require(hold)
-        if self._is_deleted:
+        if self.is_deleted:
             raise ApiError("Forgotten", f"attempt {self.id!r} was deleted; to start it again, PUT its fence first")
 
     def _finish(

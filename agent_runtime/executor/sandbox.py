@@ -8,7 +8,7 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from typing import Any
 
 from agent_runtime.executor.attempts import Attempt, Hold, Key, StoredReply
@@ -203,10 +203,20 @@ class Sandbox:
         self.activity = Activity()
         self.attempts: dict[str, Attempt] = {}
         self.workspaces: dict[str, WorkspaceEntry] = {}
+        self.is_draining = False
+        self.uses = 0
+        """Number of workspaces created so far, without those that join another."""
         self._folder = folder
         self._numbers = itertools.count()
         self._being_made: set[str] = set()
         self._streams = Streams()
+
+    def live(self) -> int:
+        """Return how many rollouts still need this sandbox: workspaces that are neither frozen, joined nor deleted.
+
+        Failed ones count, because their runners still read why.
+        """
+        return sum(entry.uses_place for entry in self.workspaces.values()) + len(self._being_made)
 
     def free_places(self) -> int:
         """Return how many more workspaces may exist now."""
@@ -261,6 +271,12 @@ class Sandbox:
                 )
         if spec.joins is not None:
             self.workspace(spec.joins).require_live()
+        elif self.is_draining:
+            raise ApiError(
+                "NoPlace",
+                "the sandbox is draining and accepts no new workspaces; use another sandbox",
+                places={"total": self.host.places, "free": 0},
+            )
         elif not self.free_places():
             places = {"total": self.host.places, "free": 0}
             raise ApiError(
@@ -273,6 +289,7 @@ class Sandbox:
         finally:
             self._being_made.discard(spec.id)
         entry = self.workspaces[spec.id] = WorkspaceEntry(attempt, made_by, workspace, self.host.mode, self._folder)
+        self.uses += entry.uses_place
         try:
             await entry.switch_network(rule)
         except ApiError:
@@ -300,9 +317,30 @@ class Sandbox:
 
     async def delete_attempt(self, attempt_id: str) -> None:
         """Destroy an attempt's workspaces, the uppermost first. Raises Conflict as `destroy` does."""
-        owned = [entry for entry in self.workspaces.values() if entry.attempt == attempt_id]
-        for entry in sorted(owned, key=lambda entry: -len(entry.workspace.layers())):
+        for entry in self._uppermost_first({attempt_id}):
             await self.destroy(entry)
+
+    async def delete_attempts(self, prefix: str) -> int:
+        """End the attempts whose ids start with `prefix`, whoever holds them; return how many are gone with this call.
+
+        A layer below other attempts' workspaces stays, and its attempt does not count.
+        """
+
+        async def nothing() -> None: ...
+
+        found = [attempt for attempt in self.attempts.values() if attempt.id.startswith(prefix)]
+        owners = {entry.attempt for entry in self.workspaces.values()}
+        ids = {attempt.id for attempt in found if not attempt.is_deleted or attempt.id in owners}
+        # An attempt's call in progress may create a workspace above another one's.
+        await asyncio.gather(*(attempt.end(nothing) for attempt in found))
+        for entry in self._uppermost_first(ids):
+            with contextlib.suppress(ApiError):  # it is a parent
+                await self.destroy(entry)
+        return len(ids - {entry.attempt for entry in self.workspaces.values()})
+
+    def _uppermost_first(self, attempts: Set[str]) -> list[WorkspaceEntry]:
+        owned = [entry for entry in self.workspaces.values() if entry.attempt in attempts]
+        return sorted(owned, key=lambda entry: -len(entry.workspace.layers()))
 
     def acknowledge(self, attempt: Attempt, turn: int) -> None:
         """Forget the keys and ended processes of an attempt's turns below `turn`."""

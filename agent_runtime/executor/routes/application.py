@@ -17,6 +17,22 @@ from agent_runtime.executor.routes.calls import MAX_INPUT_BYTES, MAX_JSON_BYTES,
 from agent_runtime.executor.sandbox import Sandbox
 
 _ATTEMPT = re.compile(NAME)
+# Long enough that a mistake does not end the attempts of other jobs.
+_PREFIX = re.compile(r"[!-~]{8,200}")
+
+
+async def _limit_idle_time(call: Call) -> dict[str, Any]:
+    fields = call.fields()
+    seconds = fields.number("seconds", least=1)
+    fields.done()
+    call.sandbox.activity.limit(seconds)
+    return {}
+
+
+async def _drain(call: Call) -> dict[str, Any]:
+    call.fields().done()
+    call.sandbox.is_draining = True
+    return {"live": call.sandbox.live()}
 
 
 async def _raise_fence(call: Call) -> dict[str, Any]:
@@ -49,12 +65,24 @@ async def _delete_attempt(call: Call) -> dict[str, Any]:
     return {}
 
 
+async def _delete_attempts(call: Call) -> dict[str, Any]:
+    query = call.query()
+    prefix = query.text("prefix")
+    query.done()
+    if not _PREFIX.fullmatch(prefix):
+        raise bad_request(f"query prefix: 8 to 200 visible ASCII characters expected, got {prefix[:80]!r}")
+    return {"deleted": await call.sandbox.delete_attempts(prefix)}
+
+
 # By method and path, with `*` for every second segment, which is a name.
 ROUTES: dict[tuple[str, str], Route] = {
+    ("PUT", "idle"): Route(Rule.TOKEN, _limit_idle_time, Body.JSON),
+    ("PUT", "drain"): Route(Rule.TOKEN, _drain, Body.JSON),
+    ("DELETE", "attempts"): Route(Rule.TOKEN, _delete_attempts, has_query=True),
     ("PUT", "attempts/*/fence"): Route(Rule.ATTEMPT, _raise_fence, Body.JSON),
     ("PUT", "attempts/*/watermark"): Route(Rule.ATTEMPT, _acknowledge, Body.JSON),
     ("DELETE", "attempts/*"): Route(Rule.ATTEMPT, _delete_attempt),
-    ("POST", "commands"): Route(Rule.SWITCH, command_stream.attach),
+    ("POST", "commands"): Route(Rule.TOKEN, command_stream.attach),
     ("POST", "workspaces"): Route(Rule.CHANGE, workspace_calls.create, Body.JSON),
     ("GET", "workspaces"): Route(Rule.READ, workspace_calls.show_all),
     ("GET", "workspaces/*"): Route(Rule.READ, workspace_calls.show),
@@ -121,8 +149,6 @@ class Application:
         version, *segments = request.head.segments()
         if version == "v1" and (method, segments) == ("GET", ["health"]):
             return json_reply(self._health())
-        if version == "v1" and (method, segments) == ("PUT", ["idle"]):
-            return await self._limit_idle_time(request)
         route = _BY_SEGMENTS.get((method, len(segments), *segments[::2])) if version == "v1" else None
         if route is None:
             raise ApiError("NotFound", f"{method} {request.head.path}: no such route; docs/executor.md lists them")
@@ -147,13 +173,6 @@ class Application:
                     )
         call.body = await request.read(MAX_JSON_BYTES)
         return await route.reply(call)
-
-    async def _limit_idle_time(self, request: Request) -> Reply:
-        fields = Call(self._sandbox, request, [], await request.read(MAX_JSON_BYTES)).fields()
-        seconds = fields.number("seconds", least=1)
-        fields.done()
-        self._sandbox.activity.limit(seconds)
-        return json_reply({})
 
     async def _change(self, call: Call, route: Route) -> Reply:
         request = call.request

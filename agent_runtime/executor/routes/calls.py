@@ -89,8 +89,8 @@ class Rule(enum.Enum):
     """An attempt and its hold: a repeat has the same effect."""
     ATTEMPT = enum.auto()
     """An attempt in its path. The handler checks the hold itself."""
-    SWITCH = enum.auto()
-    """Nothing: each request of the upgraded protocol names its own hold."""
+    TOKEN = enum.auto()
+    """Nothing: it concerns the whole executor, or each request of the upgraded protocol names its own hold."""
 
 
 @dataclass(frozen=True)

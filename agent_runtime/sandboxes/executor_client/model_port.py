@@ -1,4 +1,4 @@
-"""Serves a workspace's model port (docs/executor.md) over connections that this process opens to the executor.
+"""Serves a workspace's model port (docs/executor-model-port.md) over connections that this process opens to the executor.
 
 Each connection carries one request, and becomes an ordinary HTTP connection to aiohttp's server when its request
 arrives. A few connections always wait; a used one is replaced.
