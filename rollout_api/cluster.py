@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 
 from rollout_api.base import API_GROUP
 
@@ -21,6 +22,11 @@ RUNNER_LABEL = f"{API_GROUP}/runner"
 SANDBOX_LABEL = f"{API_GROUP}/sandbox"
 NETWORK_LABEL = f"{API_GROUP}/network"
 """Digest of a sandbox pod's allowed destinations. Pods with equal destinations share one NetworkPolicy."""
+POOL_LABEL = f"{API_GROUP}/pool"
+POOL_UID_LABEL = f"{API_GROUP}/pool-uid"
+"""Labels of a SandboxPool's Sandboxes and pods. Selectors use the uid, because a later pool may reuse a name."""
+POOL_SPEC_ANNOTATION = f"{API_GROUP}/pool-spec"
+"""On a SandboxPool's Sandbox: digest of what it was made from. Sandboxes with another one are replaced."""
 MANAGED_BY = {"app.kubernetes.io/managed-by": "agent-rollouts"}
 
 EXECUTOR_PORT = 8470
@@ -58,6 +64,8 @@ POLICY_FOLDER = "/policies"
 RUNNER_FOLDER = "/var/run/rollout"
 """Secret volume of a runner pod: `key` is the job's key, and `job.json` is the resolved job."""
 KEY_FILE, JOB_FILE = "key", "job.json"
+POOLS_FOLDER = "/var/run/rollout-pools"
+"""Volume of a runner pod with a folder for each SandboxPool of its namespace, which has the pool's key as `key`."""
 
 
 def runner_name(job: str) -> str:
@@ -85,6 +93,22 @@ def model_control_name(server: str) -> str:
 def by_hand_name(sandbox: str) -> str:
     """Name of the key Secret and the NetworkPolicy of a Sandbox without an owning job."""
     return f"{sandbox}-sandbox"
+
+
+def pool_secret_name(pool: str) -> str:
+    """Name of the Secret with a SandboxPool's key."""
+    return f"{pool}-pool"
+
+
+def job_tag(uid: str) -> str:
+    """Return the start of the names of a job's attempts in executors, by which those of other jobs are told apart."""
+    return f"{uid[:8]}-"
+
+
+def tag_of(attempt: str) -> str:
+    """Return the `job_tag` of an attempt's name in an executor; empty for states that no job owns."""
+    found = re.match(r"[0-9a-f]{8}-", attempt)
+    return found[0] if found else ""
 
 
 def executor_token(key: str, sandbox: str, uid: str) -> str:

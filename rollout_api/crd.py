@@ -30,7 +30,8 @@ from rollout_api.rollout_job import (
     RolloutJobSpec,
     RolloutShard,
 )
-from rollout_api.sandbox import Sandbox
+from rollout_api.sandbox import Sandbox, SandboxSpec
+from rollout_api.sandbox_pool import SandboxPool
 from rollout_api.tasks import TASK_SOURCES
 
 Schema = dict[str, Any]
@@ -46,13 +47,10 @@ def _exactly_one(*names: str) -> Schema:
     }
 
 
-_IMMUTABLE: Schema = {"rule": "self == oldSelf", "message": "cannot be changed; delete the object and create another"}
-
-
-def _immutable_but(model: type[BaseModel], *mutable: str) -> list[Schema]:
+def _immutable_but(model: type[BaseModel], *mutable: str, what: str) -> list[Schema]:
     """Return one rule for each field except those named, so that the message can name the changed field."""
     fields = [info.alias or name for name, info in model.model_fields.items()]
-    return [_immutable(field, "delete the job and create another") for field in fields if field not in mutable]
+    return [_immutable(field, f"delete the {what} and create another") for field in fields if field not in mutable]
 
 
 def _immutable(field: str, remedy: str) -> Schema:
@@ -174,7 +172,7 @@ _MODEL_SERVER_RULES: list[Schema] = [
 
 RULES: dict[str, list[Schema]] = {
     "RolloutJobSpec": [
-        *_immutable_but(RolloutJobSpec, *MUTABLE_FIELDS),
+        *_immutable_but(RolloutJobSpec, *MUTABLE_FIELDS, what="job"),
         {
             "rule": "!has(self.completion.minCompletedPerGroup) || self.completion.minCompletedPerGroup <= self.groupSize",
             "message": "completion.minCompletedPerGroup is more than groupSize",
@@ -206,7 +204,10 @@ RULES: dict[str, list[Schema]] = {
             "message": "agent.systemPrompt is not allowed for an agent that is a program",
         },
     ],
-    "SandboxSpec": [_IMMUTABLE],
+    "SandboxSpec": [
+        *_immutable_but(SandboxSpec, "drain", what="Sandbox"),
+        {"rule": "self.drain || !oldSelf.drain", "message": "cannot be undone", "fieldPath": ".drain"},
+    ],
     "Tasks": [_exactly_one(*TASK_SOURCES)],
     "ModelSpec": [
         _exactly_one(*MODEL_SOURCES),
@@ -263,6 +264,7 @@ limit for CEL.
 LIST_KEYS: dict[tuple[str, str], str] = {
     ("RolloutJobStatus", "conditions"): "type",
     ("SandboxStatus", "conditions"): "type",
+    ("SandboxPoolStatus", "conditions"): "type",
     ("ModelServerStatus", "conditions"): "type",
     ("ModelServerStatus", "servers"): "name",
     ("ModelServerSpec", "env"): "name",
@@ -460,7 +462,17 @@ _SERVER_COLUMNS = [
     _column("Gate", ".status.policy.gate"),
     _column("URL", ".status.url", wide=True),
 ]
-_SERVER_SCALE = {
+_POOL_COLUMNS = [
+    _column("Ready", ".status.readyReplicas", "integer"),
+    _column("Desired", ".status.desiredReplicas", "integer"),
+    _column("Used", ".status.places.used", "integer"),
+    _column("Places", ".status.places.total", "integer"),
+    _column("Reason", _condition("Ready", "reason")),
+    _column("Draining", ".status.draining", "integer", wide=True),
+    _column("Wanted", ".status.places.wanted", "integer", wide=True),
+    _column("Image", ".spec.sandbox.image", wide=True),
+]
+_SCALE = {
     "specReplicasPath": ".spec.replicas",
     "statusReplicasPath": ".status.replicas",
     "labelSelectorPath": ".status.selector",
@@ -474,7 +486,8 @@ def definitions() -> dict[str, Schema]:
             _definition(RolloutJob, "rolloutjobs", "roj", _JOB_COLUMNS),
             _definition(RolloutShard, "rolloutshards", "rosh", _SHARD_COLUMNS),
             _definition(Sandbox, "sandboxes", "rosb", _SANDBOX_COLUMNS),
-            _definition(ModelServer, "modelservers", "roms", _SERVER_COLUMNS, _SERVER_SCALE),
+            _definition(ModelServer, "modelservers", "roms", _SERVER_COLUMNS, _SCALE),
+            _definition(SandboxPool, "sandboxpools", "ropool", _POOL_COLUMNS, _SCALE),
         ]
     )
 

@@ -502,6 +502,8 @@ class RunnerReport(ApiModel):
     """Prompts in its sealed rollouts whose token ids did not extend the previous ones although the messages did."""
     policy_update: Annotated[int, Field(ge=0)] | None = None
     """Latest update of its ModelServer's policy for which the policy version of every token is settled."""
+    pools: Annotated[dict[ObjectName, Count], Field(max_length=256)] = {}
+    """Places that it wants now in each SandboxPool, used ones included."""
 
 
 class Restarts(ApiModel):

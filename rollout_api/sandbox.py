@@ -156,6 +156,9 @@ class Kodo(ApiModel):
     """Labels of the nodes on which pods may run."""
 
 
+PoolChoice = Annotated[str, StringConstraints(pattern=r"^(Auto|None|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$", max_length=52)]
+
+
 class SandboxTemplate(SandboxBase):
     """The sandbox of every task of a job."""
 
@@ -171,6 +174,8 @@ class SandboxTemplate(SandboxBase):
     """Most bytes of one layer of a snapshot. A larger snapshot is skipped."""
     kodo: Kodo = Kodo()
     """Settings of the kodo package, for provider `Kodo`."""
+    pool: PoolChoice = "Auto"
+    """On a cluster: `Auto` uses a SandboxPool of the namespace where one fits, `None` none; or the name of one."""
 
 
 class SandboxOverrides(ApiModel):
@@ -218,6 +223,10 @@ class SandboxSpec(SandboxBase):
     """
     security: Security = Security.STANDARD
     """What its pod template may change. A job's Sandboxes inherit it from their RolloutJob."""
+    drain: bool = False
+    """Give it no further workspaces. The operator sets it for the Sandboxes of a SandboxPool, which it then deletes when
+    they are empty.
+    """
     when_finished: WhenFinished = WhenFinished.DELETE
     """`Delete` removes the Sandbox and its pod soon after it has ended; `Retain` keeps the Sandbox for inspection."""
 

@@ -143,6 +143,11 @@ class KubeApi:
         found = await self._call("GET", "/sandboxes", [("labelSelector", selector)], patience_seconds=patience_seconds)
         return found["items"], found["metadata"]["resourceVersion"]
 
+    async def list_sandbox_pools(self, *, patience_seconds: float = PATIENCE_SECONDS) -> list[JsonObject]:
+        found = await self._call("GET", "/sandboxpools", patience_seconds=patience_seconds)
+        items: list[JsonObject] = found["items"]
+        return items
+
     def watch_sandboxes(
         self, selector: str, resource_version: str
     ) -> contextlib.AbstractAsyncContextManager[AsyncIterator[JsonObject]]:

@@ -119,6 +119,8 @@ class ShardRun:
         self._log = EventLog()
         self._ending: Ending | None = None
         self._waits_for: Callable[[], str] = lambda: ""
+        self._wanted: Callable[[], Mapping[str, int]] = dict
+        """Places that it wants in each SandboxPool."""
         self._open_model = open_model
         self._served: ServedModel | None = None
         self._before: RunnerReport | None = None
@@ -131,7 +133,7 @@ class ShardRun:
         """Run until the shard is complete or aborted, or this process must end. Raises unexpected errors."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._begin_to_stop)
         if isinstance(provider, ClusterProvider):
-            self._waits_for = provider.waits_for
+            self._waits_for, self._wanted = provider.waits_for, provider.wanted
         result = await self._unless_cancelled(self._result(provider, base_dir, environ))
         if result is None:
             log.info("the RolloutJob was deleted: ending at once; sealed rollouts stay in storage")
@@ -258,8 +260,10 @@ class ShardRun:
         if self._ending is not None:
             state = self._ending.state
         if self._before is not None:
-            return self._before.model_copy(update={"state": state, "message": message, "running": 0})
+            return self._before.model_copy(update={"state": state, "message": message, "running": 0, "pools": {}})
         report = self._tally.report(state, message or self._tally.trouble)
+        if self._ending is None:
+            report = report.model_copy(update={"pools": dict(self._wanted())})
         return report.model_copy(update={"policy_update": self._served.acknowledged}) if self._served else report
 
     def _troubles(self) -> str:

@@ -158,6 +158,8 @@ class WorkspaceSpec:
     """Group of rollouts that share the prepared state; part of every name that a provider creates."""
     working_dir: str
     image: str | None = None
+    tenant: str = ""
+    """Start of the names of its states in executors, by which those of several jobs are told apart."""
     layers: Sequence[StoredLayer] = ()
     """Layers over the image, the lowest first. Only in `Overlay`."""
     is_bare: bool = False

@@ -38,8 +38,11 @@ COMMAND_CHARACTERS = 500
 SETUP_GRACE_SECONDS = 5.0
 
 
+PREPARED = "prepared-"
+
+
 def prepared_id(spec: WorkspaceSpec) -> str:
-    """Return the name of the state that a spec describes: equal only for equal specs of one group."""
+    """Return the name of the state that a spec describes: equal only for equal specs of one group and tenant."""
     described: Mapping[str, Any] = {
         "group": spec.group,
         "image": spec.image,
@@ -55,7 +58,7 @@ def prepared_id(spec: WorkspaceSpec) -> str:
         "start": None if spec.start is None else spec.start.name,
     }
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-    return f"prepared-{digest[:32]}"
+    return f"{spec.tenant}{PREPARED}{digest[:32]}"
 
 
 async def prepare(workspace: Workspace, spec: WorkspaceSpec) -> None:
@@ -195,7 +198,7 @@ class LayerStates:
         self,
         make: Callable[[str, str | None, StoredLayer, bool], Awaitable[None]],
         drop: Callable[[str], Awaitable[None]],
-        most_bytes: int = MOST_LAYER_BYTES,
+        most_bytes: int | None = MOST_LAYER_BYTES,
     ) -> None:
         self._make, self._drop, self._most_bytes = make, drop, most_bytes
         # The one that was needed longest ago first; a layer comes after those over it.
@@ -237,7 +240,7 @@ class LayerStates:
     async def _remove_excess(self) -> None:
         total = sum(state.size for state in self._states.values())
         for name, state in list(self._states.items()):
-            if total <= self._most_bytes:
+            if self._most_bytes is None or total <= self._most_bytes:
                 return
             is_below_others = any(other.below == name for other in self._states.values())
             if state.needed or is_below_others or not state.task.done():

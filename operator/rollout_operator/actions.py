@@ -1,6 +1,6 @@
 """Actions that a plan can contain. `plan` functions create them from observed state; the loop executes them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rollout_api.cluster import KEY_FILE
@@ -122,6 +122,28 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class ExecutorRequest:
+    """What to ask of the executor of a SandboxPool's Sandbox, besides its use."""
+
+    name: str
+    uid: str
+    """Name and uid of its Sandbox."""
+    address: str
+    token: str = field(repr=False)
+    drain: bool = False
+    """Have it refuse further workspaces."""
+    forget: frozenset[str] = frozenset()
+    """Jobs whose workspaces are left over, as `job_tag`: they are destroyed."""
+
+
+@dataclass(frozen=True)
+class AskExecutors:
+    """Begin requests to executors. The pool is planned again when they have ended."""
+
+    requests: tuple[ExecutorRequest, ...]
+
+
+@dataclass(frozen=True)
 class Event:
     """A Kubernetes Event, shown by `kubectl describe`. Repeated Events increase a count."""
 
@@ -130,7 +152,7 @@ class Event:
     message: str
 
 
-Action = Create | EnsureKey | ReadKey | Remember | Delete | Patch | Replace | SetPodCondition | Ask
+Action = Create | EnsureKey | ReadKey | Remember | Delete | Patch | Replace | SetPodCondition | Ask | AskExecutors
 
 
 @dataclass(frozen=True)

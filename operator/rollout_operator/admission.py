@@ -24,6 +24,7 @@ from rollout_api.on_cluster.objects import EXCESS, size_problem
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.on_cluster.resolve import resolve
 from rollout_operator.sandbox.validate import parse_spec, problems
+from rollout_operator.sandbox_pool import validate as sandbox_pool
 
 Body = Mapping[str, Any]
 
@@ -66,7 +67,9 @@ def _of_sandbox(body: Body, config: OperatorConfig) -> list[str]:
     """Check a Sandbox that a person created. A job's Sandboxes are not checked here: the job was, and its runners read
     the Sandboxes' conditions.
     """
-    if any(owner.get("kind") == "RolloutJob" for owner in body["metadata"].get("ownerReferences") or []):
+    if any(
+        owner.get("kind") in ("RolloutJob", "SandboxPool") for owner in body["metadata"].get("ownerReferences") or []
+    ):
         return []
     if why := size_problem(body.get("spec")):
         return [f"spec: {why}"]
@@ -76,10 +79,17 @@ def _of_sandbox(body: Body, config: OperatorConfig) -> list[str]:
     return problems(spec, None, body["metadata"]["namespace"], config.privileged_namespaces)
 
 
+def _of_sandbox_pool(body: Body, config: OperatorConfig) -> list[str]:
+    if why := size_problem(body.get("spec")):
+        return [f"spec: {why}"]
+    return sandbox_pool.problems(body.get("spec") or {}, body["metadata"], config)
+
+
 CHECKS: Final[Mapping[str, Callable[[Body, OperatorConfig], list[str]]]] = {
     "rolloutjobs": _of_rollout_job,
     "modelservers": _of_model_server,
     "sandboxes": _of_sandbox,
+    "sandboxpools": _of_sandbox_pool,
 }
 """Checks by the plural name of the resource, which is the last part of the webhook's path."""
 

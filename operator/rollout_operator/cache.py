@@ -185,7 +185,7 @@ def reports_of(cache: Cache, namespace: str, job_uid: str) -> Iterator[RunnerRep
             yield report
 
 
-PRIMARY = ("Sandbox", "RolloutJob", "ModelServer")
+PRIMARY = ("Sandbox", "SandboxPool", "RolloutJob", "ModelServer")
 """Kinds that users and runners write. All other kinds are derived from them."""
 
 
@@ -203,6 +203,8 @@ def affected_by(kind: str, old: Manifest | None, new: Manifest | None, cache: Ca
                 Ref("RolloutJob", job["metadata"]["namespace"], job["metadata"]["name"]) for job in users(itself, cache)
             )
             return [itself, *jobs]
+        if kind == "Sandbox" and (pool := controller_of(obj)) and pool["kind"] == "SandboxPool":
+            return [itself, Ref("SandboxPool", itself.namespace, pool["name"])]
         return [itself]
     if kind == "Node":
         itself = Ref(kind, "", obj["metadata"]["name"])
@@ -224,6 +226,11 @@ def affected_by(kind: str, old: Manifest | None, new: Manifest | None, cache: Ca
         owners += (Ref("Sandbox", namespace, sandbox["metadata"]["name"]) for sandbox in sandboxes)
     if kind == "RolloutShard" and (job := cache.get("RolloutJob", namespace, owner["name"])):
         owners += filter(None, [model_server_of(job)])  # Policy updates wait for the runners' acknowledgements.
+    if kind == "RolloutShard":
+        # What a runner no longer wants is free for others, so the earlier report counts too.
+        reports = [report_of(shard) for shard in (old, new) if shard is not None]
+        pools = {name for report in reports if report is not None for name in report.pools}
+        owners += (Ref("SandboxPool", namespace, name) for name in sorted(pools))
     return owners
 
 

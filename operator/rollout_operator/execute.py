@@ -16,6 +16,7 @@ from rollout_operator import clock
 from rollout_operator.actions import (
     Action,
     Ask,
+    AskExecutors,
     Create,
     Delete,
     EnsureKey,
@@ -31,6 +32,7 @@ from rollout_operator.api import UNREACHABLE, ApiError, KubeApi
 from rollout_operator.budgets import Budget
 from rollout_operator.cache import PRIMARY, Cache, Expectations, controller_of, uid_of
 from rollout_operator.conditions import condition, with_timestamps
+from rollout_operator.executor_contact import ExecutorContact
 from rollout_operator.keys import CONFLICT, KeyRing, check_owner
 from rollout_operator.model_server.operations import ServerOperations
 from rollout_operator.prune import readable_spec
@@ -84,11 +86,12 @@ class Execution:
         memory: Memory,
         keys: KeyRing,
         operations: ServerOperations,
+        executors: ExecutorContact,
         limits: Budgets,
         may_write: Callable[[], bool],
     ) -> None:
         self._api, self.cache, self.memory, self.keys = api, cache, memory, keys
-        self.operations, self.may_write = operations, may_write
+        self.operations, self.executors, self.may_write = operations, executors, may_write
         self._creates = Budget[Ref](limits.creates_per_second, limits.writes_in_flight, _namespace)
         self._deletes = Budget[Ref](limits.deletes_per_second, limits.writes_in_flight, _namespace)
         self._most_deletes = limits.writes_in_flight
@@ -166,6 +169,9 @@ class Execution:
             case Ask():
                 self._check()
                 self.operations.start(key, action)
+            case AskExecutors():
+                self._check()
+                self.executors.start(key, action)
         return False
 
     async def _written(self, what: str, write: Awaitable[Manifest]) -> Manifest | None:

@@ -59,6 +59,7 @@ class Loop:
         self._config, self._execution, self._events, self._metrics = config, execution, events, metrics
         self._cache = execution.cache
         execution.operations.on_done = lambda ref: self._wake([ref])
+        execution.executors.on_done = lambda ref: self._wake([ref])
         execution.on_progress = lambda ref: self._queues[ref.kind].advance(ref)
         self.may_plan: Callable[[str], bool] = lambda namespace: True
         """Whether all objects of a namespace are in the cache. A plan without some of them would be wrong: a Sandbox whose
@@ -104,6 +105,7 @@ class Loop:
             self._execution.operations.forget(metadata["uid"])
         if kind == "Sandbox":
             self._metrics.sandbox_gone(obj)
+            self._execution.executors.forget(metadata["uid"])
         self._saw(kind, obj)
 
     def relisted(self, kind: str, namespace: str, present: set[tuple[str, str]]) -> None:
@@ -192,8 +194,8 @@ class Loop:
         controller = self._controllers[ref.kind]
         now = clock.now()
         memory, keys = self._execution.memory, self._execution.keys.known
-        reports = self._execution.operations.known
-        world = World(self._cache, self._config, now, memory, keys, self._errors.get(ref), reports)
+        reports, executors = self._execution.operations.known, self._execution.executors.known
+        world = World(self._cache, self._config, now, memory, keys, self._errors.get(ref), reports, executors)
         try:
             seen = controller.observe(world, without_failures(obj))
             if controller.needs_spec(seen):

@@ -20,13 +20,14 @@ from prometheus_client import disable_created_metrics
 from rollout_api.listener import limited_listener
 from rollout_api.on_cluster.objects import KINDS
 from rollout_api.on_cluster.operator_config import OperatorConfig
-from rollout_operator import admission, model_server, nodes, rollout_job, sandbox
+from rollout_operator import admission, model_server, nodes, rollout_job, sandbox, sandbox_pool
 from rollout_operator.api import KubeApi
 from rollout_operator.cache import Cache
 from rollout_operator.config import CONFIG_VARIABLE, load_config
 from rollout_operator.endpoints import application
 from rollout_operator.events import EventRecorder
 from rollout_operator.execute import Execution
+from rollout_operator.executor_contact import ExecutorContact
 from rollout_operator.informer import Informer
 from rollout_operator.keys import KeyRing
 from rollout_operator.lease import Leadership
@@ -61,8 +62,16 @@ class Operator:
         self.api.on_write = self.metrics.wrote
         self.events = EventRecorder(self.api)
         self.operations = ServerOperations(Control(), may_ask=self.leadership.held)
+        self.executors = ExecutorContact()
         execution = Execution(
-            self.api, self.cache, memory, keys, self.operations, config.budgets, may_write=self.leadership.held
+            self.api,
+            self.cache,
+            memory,
+            keys,
+            self.operations,
+            self.executors,
+            config.budgets,
+            may_write=self.leadership.held,
         )
         self.loop = Loop(controllers, config, execution, self.events, self.metrics)
         self.informers = [
@@ -77,6 +86,7 @@ class Operator:
         started = time.monotonic()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.api.close)
+            stack.push_async_callback(self.executors.close)
             await self._serve(stack)
             async with asyncio.TaskGroup() as group:
                 for informer in self.informers:
@@ -137,7 +147,9 @@ def login() -> kopf.ConnectionInfo:
 async def run(config: OperatorConfig) -> None:
     """Run the operator until SIGTERM or SIGINT, or until one of its parts fails."""
     node = Controller("Node", lambda world, node: node, nodes.plan)
-    operator = Operator(config, [rollout_job.CONTROLLER, sandbox.CONTROLLER, model_server.CONTROLLER, node])
+    operator = Operator(
+        config, [rollout_job.CONTROLLER, sandbox.CONTROLLER, sandbox_pool.CONTROLLER, model_server.CONTROLLER, node]
+    )
     registry = kopf.OperatorRegistry()
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True  # kopf watches nothing here (see informer.py), so it need not read CRDs

@@ -16,6 +16,7 @@ from rollout_api.on_cluster.nodes import LABEL_PREFIX
 from rollout_api.on_cluster.objects import EXCESS, Manifest, size_problem
 from rollout_api.rollout_job import RolloutJobStatus, RunnerReport
 from rollout_api.sandbox import SandboxStatus
+from rollout_api.sandbox_pool import SandboxPoolStatus
 
 _METADATA = (
     "name", "namespace", "uid", "resourceVersion", "generation", "labels", "annotations", "ownerReferences",
@@ -28,6 +29,7 @@ _CONTAINER_STATUS = ("name", "ready", "started", "restartCount", "state", "lastS
 _POD_STATUS = ("phase", "reason", "message", "podIP", "startTime", "conditions", "qosClass")
 _STATUS: Mapping[str, type[BaseModel]] = {
     "Sandbox": SandboxStatus,
+    "SandboxPool": SandboxPoolStatus,
     "RolloutJob": RolloutJobStatus,
     "ModelServer": ModelServerStatus,
     "RolloutShard": RunnerReport,
@@ -66,7 +68,7 @@ def prune(kind: str, obj: Manifest) -> Manifest:
                 "status": readable_status(kind, obj.get("status")),
             }
             kept["metadata"].pop("annotations", None)
-        case "Sandbox" | "ModelServer":
+        case "Sandbox" | "SandboxPool" | "ModelServer":
             kept |= _pick(obj, "apiVersion", "kind")
             kept |= {"spec": readable_spec(obj.get("spec")), "status": readable_status(kind, obj.get("status"))}
             if why := size_problem(kept["spec"]):

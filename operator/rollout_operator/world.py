@@ -12,6 +12,7 @@ from rollout_api.on_cluster.objects import Json, Manifest
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_operator.actions import Fact, Plan, Remember
 from rollout_operator.cache import Cache
+from rollout_operator.executor_contact import ExecutorReport
 from rollout_operator.server_contact import ServerContact
 
 MANAGED_SELECTOR = ",".join(f"{label}={value}" for label, value in MANAGED_BY.items())
@@ -23,7 +24,9 @@ OWNED = (
     *("StatefulSet", "LeaderWorkerSet", "Service", "PersistentVolumeClaim", "PodDisruptionBudget"),
     "InferencePool",
 )
-WATCHED = {"Sandbox": "", "RolloutJob": "", "ModelServer": "", "Node": ""} | dict.fromkeys(OWNED, MANAGED_SELECTOR)
+WATCHED = {"Sandbox": "", "SandboxPool": "", "RolloutJob": "", "ModelServer": "", "Node": ""} | dict.fromkeys(
+    OWNED, MANAGED_SELECTOR
+)
 """Kinds in the cache, with the label selector of each watch."""
 
 OPTIONAL = frozenset({"Node", "LeaderWorkerSet", "InferencePool"})
@@ -41,6 +44,18 @@ _ADMISSION_PHRASES = ("violates PodSecurity", "denied the request", "denied requ
 def is_by_admission(message: str) -> bool:
     """Whether an API server's message says that admission refused an object. Labels and policies may change later."""
     return any(phrase in message for phrase in _ADMISSION_PHRASES)
+
+
+OPERATOR_LABELS: Json = {"app.kubernetes.io/name": "agent-rollouts", "app.kubernetes.io/component": "operator"}
+"""Labels of the operator's pods, as set by the chart."""
+
+
+def operator_peer(config: OperatorConfig) -> Json:
+    """Return the peer of NetworkPolicies that is the operator."""
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": config.lease.namespace}},
+        "podSelector": {"matchLabels": OPERATOR_LABELS},
+    }
 
 
 def tcp(port: int) -> Json:
@@ -87,6 +102,8 @@ class World:
     """Error message of this object's last reconciliation; None if it succeeded."""
     asked: Mapping[tuple[str, int], ServerContact] = field(default_factory=dict)
     """Reports of model servers (action `Ask`), by uid of their pod and restarts of their engine."""
+    executors: Mapping[str, ExecutorReport] = field(default_factory=dict)
+    """Reports of executors of SandboxPools (action `AskExecutors`), by the uid of their Sandbox."""
 
     def recall(self, fact: Fact) -> str | None:
         """Return the message of an unexpired fact (action `Remember`)."""

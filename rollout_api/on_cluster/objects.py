@@ -38,6 +38,7 @@ KINDS = {
     "RolloutJob": Kind(API_VERSION, "rolloutjobs"),
     "ModelServer": Kind(API_VERSION, "modelservers"),
     "RolloutShard": Kind(API_VERSION, "rolloutshards"),
+    "SandboxPool": Kind(API_VERSION, "sandboxpools"),
     "Pod": Kind("v1", "pods"),
     "Node": Kind("v1", "nodes", namespaced=False),
     "Job": Kind("batch/v1", "jobs"),

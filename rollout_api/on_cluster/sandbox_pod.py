@@ -176,8 +176,8 @@ class Identity:
     uid: str
     key: str
     """Key of the job, or of a Sandbox without a job."""
-    job_labels: Mapping[str, str]
-    """Labels of the job; empty for a Sandbox that a person created."""
+    owner_labels: Mapping[str, str]
+    """Labels of the job or pool; empty for a Sandbox that a person created."""
     network: str
     """Digest of its NetworkPolicy."""
 
@@ -302,7 +302,9 @@ def _invariants(
     }
     labels = {ROLE_LABEL: SANDBOX_ROLE, SANDBOX_LABEL: who.name, NETWORK_LABEL: who.network}
     owner = owner_reference("Sandbox", who.name, who.uid)
-    pod = owned_object("Pod", who.name, who.namespace, owner, {**MANAGED_BY, **who.job_labels, **labels}, spec=pod_spec)
+    pod = owned_object(
+        "Pod", who.name, who.namespace, owner, {**MANAGED_BY, **who.owner_labels, **labels}, spec=pod_spec
+    )
     pod["metadata"]["annotations"] = {OVERLAY_ANNOTATION: f"{choice.reason}: {choice.message}"}
     return pod
 

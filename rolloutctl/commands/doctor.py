@@ -140,7 +140,7 @@ def _lease(api: "_Api", config: OperatorConfig | None) -> Answer:
 def _pod(mode: WorkspaceMode, user: str | None, namespace: str, config: OperatorConfig | None) -> dict[str, Any]:
     """Return a sandbox pod as the operator would create it, without an owner."""
     name = f"rolloutctl-doctor-{uuid.uuid4().hex[:8]}"
-    who = Identity(name, namespace, uid=str(uuid.uuid4()), key="", job_labels={}, network="")
+    who = Identity(name, namespace, uid=str(uuid.uuid4()), key="", owner_labels={}, network="")
     images = config.images if config else UNKNOWN_IMAGES
     spec = SandboxSpec(image="doctor", user=user)
     pod = pod_for(who, spec, Choice(mode, "Doctor", ""), images, {}, image_volume=False)

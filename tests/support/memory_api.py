@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from rollout_api.on_cluster.operator_config import Budgets, Images, LeaseSettings, OperatorConfig
-from rollout_operator import model_server, rollout_job, sandbox
+from rollout_operator import model_server, rollout_job, sandbox, sandbox_pool
 from rollout_operator.api import ApiError, KubeApi
 from rollout_operator.cache import Cache
 from rollout_operator.events import EventRecorder
 from rollout_operator.execute import Execution
+from rollout_operator.executor_contact import ExecutorContact
 from rollout_operator.keys import KeyRing
 from rollout_operator.loop import Loop
 from rollout_operator.metrics import Metrics
@@ -136,9 +137,9 @@ async def operator_on(
     cache, memory, keys = Cache(), Memory(), KeyRing(kube)
     operations = ServerOperations(cast("Any", None), may_ask=lambda: False)
     limits = Budgets(creates_per_second=10_000, deletes_per_second=10_000, writes_in_flight=writes_in_flight)
-    execution = Execution(kube, cache, memory, keys, operations, limits, may_write)
+    execution = Execution(kube, cache, memory, keys, operations, ExecutorContact(), limits, may_write)
     metrics = Metrics(cache, lambda: True)
-    controllers = [rollout_job.CONTROLLER, sandbox.CONTROLLER, model_server.CONTROLLER]
+    controllers = [rollout_job.CONTROLLER, sandbox.CONTROLLER, sandbox_pool.CONTROLLER, model_server.CONTROLLER]
     events = EventRecorder(kube)
     loop = Loop(controllers, config, execution, events, metrics)
     for (kind, _, _), obj in api.objects.items():

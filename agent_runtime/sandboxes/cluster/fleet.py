@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from agent_runtime.kube.api import ApiError, KubeApi, is_denied_role
 from agent_runtime.sandboxes.base import ACCESS_DENIED, NETWORK_LOST, Evidence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox
 from agent_runtime.sandboxes.cluster.packing import Bounds, Request, plan_packing
+from agent_runtime.sandboxes.cluster.pools import Pool, Pools, order
 from agent_runtime.sandboxes.cluster.sandbox_object import (
     Reason,
     SandboxView,
@@ -71,6 +74,8 @@ class Kind:
     places: int
     """Expected places of the next sandbox: the requested number, or the number that an earlier one had."""
     is_reusable: bool
+    pool: Pool | None = None
+    """The SandboxPool whose sandboxes are used, instead of own ones."""
     is_alone: bool = False
     """Each attempt of this kind gets a new sandbox, which hosts no other attempt before or after it."""
     waiting: list[Waiter] = field(default_factory=list)
@@ -82,12 +87,22 @@ class Fleet:
     """Sandboxes by name. `on_started` gets the duration of each start, from the request to a ready executor."""
 
     def __init__(
-        self, job: RolloutJob, runner: int, key: str, api: KubeApi, on_started: Callable[[float], None]
+        self,
+        job: RolloutJob,
+        runner: int,
+        key: str,
+        api: KubeApi,
+        on_started: Callable[[float], None],
+        tenant: str,
+        pools_folder: Path,
     ) -> None:
         if job.metadata.uid is None:
             raise ValueError("metadata.uid of the job is missing; expected a RolloutJob read from the API server")
         self._job, self._runner, self._key, self._api = job, runner, key, api
-        self._on_started = on_started
+        self._on_started, self._tenant = on_started, tenant
+        self._pools = Pools(job, api, self._changed, pools_folder)
+        self._unusable: set[str] = set()
+        """Uids of Sandboxes of pools that could not be reached."""
         self._watch = SandboxWatch(api, selector(job.metadata.uid, runner), self._changed)
         self._kinds: dict[str, Kind] = {}
         self.held: dict[str, HeldSandbox] = {}
@@ -111,13 +126,15 @@ class Fleet:
         views = [held.view for held in self.held.values() if held.sandbox is None and held.view is not None]
         problems = [view.problem for view in views if view.problem is not None]
         if not problems:
-            return ""
+            full = [kind.pool.full for kind in self._kinds.values() if kind.pool is not None and kind.waiting]
+            return full[0] if full else ""
         waiting = "1 sandbox does not start" if len(problems) == 1 else f"{len(problems)} sandboxes do not start"
         return f"{waiting}: {problems[0].word}: {problems[0].message}"
 
     async def open(self) -> None:
         """Find the Sandboxes that an earlier process left. Raises ApiError if the API server does not respond."""
         await self._watch.start()
+        await self._pools.open()
         self._is_open = True
         for view in list(self._watch.views.values()):
             if view.ending is None:
@@ -132,6 +149,7 @@ class Fleet:
         """Release all of them; without `keep` they are deleted."""
         self._is_open = False
         await self._watch.stop()
+        await self._pools.close()
         for kind in self._kinds.values():
             for waiter in kind.waiting:
                 waiter.placed.set_exception(SandboxFailure("ProviderUnavailable", "the cluster provider was closed"))
@@ -187,6 +205,9 @@ class Fleet:
         exists.
         """
         held = self.held.get(name)
+        if held is None and (found := self._pools.view(name)) is not None:
+            pool, view = found
+            held = self._use(self._pool_kind(pool), view)
         if held is None or held.uid != uid:
             gone = self._gone.get(name) or deleted(name)
             raise SandboxFailure(gone.word, gone.message)
@@ -226,7 +247,20 @@ class Fleet:
         """Whether equal sandboxes host workspaces. Then the cluster can start more once these end: a job that is larger
         than its quota, or than the cluster, waits.
         """
+        if kind.pool is not None:
+            return any(True for _ in kind.pool.usable)
         return any(one.sandbox is not None and one.taken and one.kind == kind.key for one in self.held.values())
+
+    def wanted(self) -> dict[str, int]:
+        """Return the places that this runner wants in each pool, used ones included."""
+        counts: Counter[str] = Counter()
+        for kind in self._kinds.values():
+            if kind.pool is not None:
+                counts[kind.pool.name] += len(kind.waiting)
+        for held in self.held.values():
+            if held.pool is not None:
+                counts[held.pool] += len(held.taken)
+        return +counts
 
     def _plan(self, kind: Kind) -> None:
         if not self._is_open:
@@ -240,8 +274,11 @@ class Fleet:
             chosen = self.held[plan.placed[waiter.number]]
             chosen.take(waiter.identity, waiter.group)
             waiter.placed.set_result(chosen)
-        for _ in range(plan.opened):
-            self._open(kind)
+        if kind.pool is not None:
+            self._use_more(kind, kind.pool, plan.opened)
+        else:
+            for _ in range(plan.opened):
+                self._open(kind)
         for name in plan.given_back:
             self._spawn(self._give_back_if_empty(self.held[name]))
 
@@ -264,11 +301,33 @@ class Fleet:
         return 0 if asked is None else max(0, self._job.spec.group_size - len(asked))
 
     def _kind(self, spec: SandboxSpec, *, is_alone: bool = False) -> Kind:
+        if not is_alone and (pool := self._pools.fitting(spec)) is not None:
+            return self._pool_kind(pool)
         is_plain = spec.workspaces.mode is WorkspaceMode.PLAIN
         key = f"{kind_of(spec)}{'-alone' if is_alone else ''}"
         places = spec.workspaces.per_sandbox or 1
         fresh = Kind(key, spec, places, is_reusable=not (is_plain or is_alone), is_alone=is_alone)
         return self._kinds.setdefault(key, fresh)
+
+    def _pool_kind(self, pool: Pool) -> Kind:
+        key = f"pool-{pool.uid}"
+        kind = self._kinds.setdefault(key, Kind(key, pool.spec, 1, is_reusable=True, pool=pool))
+        kind.spec, kind.places = pool.spec, pool.described.spec.sandbox.per_sandbox
+        return kind
+
+    def _use_more(self, kind: Kind, pool: Pool, count: int) -> None:
+        """Connect to so many further sandboxes of a pool, if it has them."""
+        views = {
+            view.name: view for view in pool.usable if view.name not in self.held and view.uid not in self._unusable
+        }
+        for name in order(views, self._tenant)[:count]:
+            self._use(kind, views[name])
+
+    def _use(self, kind: Kind, view: SandboxView) -> HeldSandbox:
+        assert kind.pool is not None
+        held = self._add_sandbox(view.name, kind.key, kind.pool)
+        self._changed(view.name, view)
+        return held
 
     def _open(self, kind: Kind) -> None:
         held = self._add_sandbox(new_name(self._job.metadata.name, self._runner), kind.key)
@@ -298,15 +357,25 @@ class Fleet:
         held.is_adopted = True
         self._changed(view.name, view)
 
-    def _add_sandbox(self, name: str, kind: str) -> HeldSandbox:
+    def _add_sandbox(self, name: str, kind: str, pool: Pool | None = None) -> HeldSandbox:
         held = self.held[name] = HeldSandbox(
-            name, kind, self._api, self._key, self._job.spec.sandbox.idle_seconds, self._reason_of_end
+            name,
+            kind,
+            self._api,
+            self._key if pool is None else pool.key,
+            self._job.spec.sandbox.idle_seconds,
+            self._reason_of_end,
+            tenant=self._tenant,
+            pool=None if pool is None else pool.name,
         )
         return held
 
     def _changed(self, name: str, view: SandboxView | None) -> None:
         held = self.held.get(name)
         if held is None:
+            # A sandbox of a pool may be ready now.
+            for kind in [one for one in self._kinds.values() if one.pool is not None and one.waiting]:
+                self._plan(kind)
             return
         if view is None:
             # It was created after the list was read.
@@ -342,7 +411,7 @@ class Fleet:
         if kind.is_reusable and not held.is_reusable:
             log.warning("sandbox %s is Plain, one workspace each: %s", held.name, view.overlay and view.overlay.message)
         kind.places, kind.is_reusable = held.places, held.is_reusable
-        if not held.is_adopted:
+        if not held.is_adopted and held.pool is None:
             self._on_started(held.seconds())
         elif held.is_used_up:
             self._give_back(held)
@@ -356,6 +425,8 @@ class Fleet:
             reason = Reason(NETWORK_LOST, f"the network to the sandbox is down: {reason.message}")
         del self.held[held.name]
         self._gone[held.name] = reason
+        if held.pool is not None and held.uid is not None:
+            self._unusable.add(held.uid)
         log.info("sandbox %s is lost: %s: %s", held.name, reason.word, reason.message)
         kind = self._kinds[held.kind]
         if held.sandbox is None and (held.seconds() < kind.spec.start_seconds or not self._is_used(kind)):
@@ -373,7 +444,7 @@ class Fleet:
         # Recount first: a runner that was frozen and replaced must not delete its successor's sandbox.
         with contextlib.suppress(SandboxFailure):
             await held.recount()
-        if not held.taken and not held.foreign:
+        if not held.taken and (not held.foreign or held.pool is not None):
             self._give_back(held)
 
     def _give_back(self, held: HeldSandbox) -> None:

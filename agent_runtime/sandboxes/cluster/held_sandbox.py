@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from agent_runtime.executor import CONTRACT_VERSION
 from agent_runtime.kube.api import ApiError, KubeApi
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.cluster.network_probe import NetworkProbe
@@ -15,6 +16,7 @@ from agent_runtime.sandboxes.cluster.packing import Room
 from agent_runtime.sandboxes.cluster.sandbox_object import Reason, SandboxView
 from agent_runtime.sandboxes.cluster.watch import WatchedClient
 from agent_runtime.sandboxes.executor_client.sandbox import ExecutorSandbox
+from agent_runtime.sandboxes.prepare import MOST_LAYER_BYTES, PREPARED
 from rollout_api.cluster import EXECUTOR_PORT, executor_token
 
 PROVIDER = "cluster"
@@ -24,7 +26,6 @@ LISTEN_SECONDS, LISTEN_POLL_SECONDS = 60.0, 0.02
 ANSWER_SECONDS = 5.0
 # Long enough for two retransmissions of a lost packet, after 1 s and 3 s.
 CONNECT_SECONDS = 4.0
-PREPARED = "prepared-"
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,14 @@ class HeldSandbox:
         key: str,
         idle_seconds: float,
         reason_of_end: Callable[[HeldSandbox, SandboxFailure], Awaitable[SandboxFailure | None]],
+        *,
+        tenant: str,
+        pool: str | None = None,
     ) -> None:
         self.name, self.kind = name, kind
+        self.pool = pool
+        """The SandboxPool that it belongs to; None for one that this runner has created."""
+        self._tenant = tenant
         self.uid: str | None = None
         self.view: SandboxView | None = None
         self.ended: Reason | None = None
@@ -75,12 +82,16 @@ class HeldSandbox:
         is_ready, count = self.sandbox is not None, len(self.taken) + len(self.foreign)
         return Room(
             name=self.name,
-            places=self.places if is_ready else expected_places,
+            places=count if self._is_draining else self.places if is_ready else expected_places,
             taken=count,
             is_ready=is_ready,
             to_come={group: to_come(group) for group in self.groups},
             empty_seconds=0.0 if count or not is_ready else time.monotonic() - self._empty_since,
         )
+
+    @property
+    def _is_draining(self) -> bool:
+        return self.view is not None and self.view.is_draining
 
     @property
     def is_used_up(self) -> bool:
@@ -124,9 +135,16 @@ class HeldSandbox:
             await client.close()
             raise
         is_plain = health["mode"] == "Plain"
+        if self.pool is not None and health["version"] != CONTRACT_VERSION:
+            await client.close()
+            raise SandboxFailure(
+                "ExecutorUnreachable",
+                f"its executor has version {health['version']} of the contract, and this runner {CONTRACT_VERSION}",
+            )
         self.places, self.is_reusable = int(health["places"]["total"]), not (is_plain or self.is_single_use)
         if self.is_adopted:
             self.was_used = True
+        if self.is_adopted or self.pool is not None:
             await self.recount()
         self._empty_since = time.monotonic()
         self.probe = NetworkProbe(str(view.pod_ip), EXECUTOR_PORT)
@@ -139,10 +157,13 @@ class HeldSandbox:
                 "modeReason": view.overlay.message if is_plain and view.overlay is not None else None,
                 "sandbox": self.name,
                 "imageUsed": True,
+                **({} if self.pool is None else {"pool": self.pool}),
             },
             handle={"provider": PROVIDER, "sandbox": self.name, "uid": view.uid, "podIP": view.pod_ip},
             environment={},
             idle_seconds=self._idle_seconds,
+            # Other jobs may start from the same layers at any moment. The operator replaces a pool's sandbox that is full.
+            most_layer_bytes=MOST_LAYER_BYTES if self.pool is None else None,
         )
 
     def forget_pod(self) -> None:
@@ -166,7 +187,7 @@ class HeldSandbox:
         assert self._client is not None
         listed = (await self._client.call("GET", "/workspaces")).json()["workspaces"]
         live = {workspace["id"] for workspace in listed if workspace["state"] == "Live"}
-        self.groups |= {workspace["id"] for workspace in listed if workspace["id"].startswith(PREPARED)}
+        self.groups |= {one["id"] for one in listed if one["id"].startswith(f"{self._tenant}{PREPARED}")}
         was_foreign = bool(self.foreign)
         # A prepared state uses the place of a member that waits for it, so it is not foreign.
         self.foreign = live - self.taken.keys() - set(self.taken.values())
@@ -222,13 +243,13 @@ class HeldSandbox:
         self.forget_pod()
 
     async def close(self, *, delete: bool) -> None:
-        """Close the connections; `delete` removes the Sandbox, even while it is being created."""
+        """Close the connections; `delete` removes a Sandbox of this runner, even while it is being created."""
         self.forget_pod()
         if self.sandbox is not None:
             await self.sandbox.close()
         elif self._client is not None:
             await self._client.close()
-        if delete:
+        if delete and self.pool is None:
             if self.creation is not None:
                 await asyncio.wait({self.creation})
             try:

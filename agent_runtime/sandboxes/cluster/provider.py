@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from agent_runtime.kube.api import ApiError, KubeApi
-from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.base import Fence, SandboxFailure, Service, WorkspaceSpec
 from agent_runtime.sandboxes.cluster.fleet import Fleet
 from agent_runtime.sandboxes.cluster.held_sandbox import PROVIDER, HeldSandbox
 from agent_runtime.sandboxes.executor_client.sandbox import ExecutorSandbox, Lease
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.pool import LeasePool
+from rollout_api.cluster import POOLS_FOLDER, job_tag
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Network, WorkspaceMode
 
@@ -24,17 +27,27 @@ class ClusterProvider:
 
     name = PROVIDER
 
-    def __init__(self, job: RolloutJob, shard_index: int, key: str, api: KubeApi) -> None:
+    def __init__(
+        self, job: RolloutJob, shard_index: int, key: str, api: KubeApi, pools_folder: Path = Path(POOLS_FOLDER)
+    ) -> None:
         self.warnings: Sequence[str] = ()
         self.on_sandbox_started: Callable[[float], None] = lambda seconds: None
         """Called with the duration of each start, from the request to a ready executor."""
         self._job = job
-        self._fleet = Fleet(job, shard_index, key, api, lambda seconds: self.on_sandbox_started(seconds))
+        # Several jobs, and runners of one, share the executors of a SandboxPool.
+        self._tenant = f"{job_tag(str(job.metadata.uid))}{shard_index}-"
+        self._fleet = Fleet(
+            job, shard_index, key, api, lambda seconds: self.on_sandbox_started(seconds), self._tenant, pools_folder
+        )
         self._pool = LeasePool(self._place)
 
     def sandbox_states(self) -> Mapping[str, int]:
         """Return this runner's sandboxes by state: `Starting`, `Ready`."""
         return Counter("Starting" if held.sandbox is None else "Ready" for held in self._fleet.held.values())
+
+    def wanted(self) -> Mapping[str, int]:
+        """Return the places that it wants in each SandboxPool, used ones included."""
+        return self._fleet.wanted()
 
     def waits_for(self) -> str:
         """Return why sandboxes do not start, as a message; empty if no problem is known."""
@@ -53,7 +66,11 @@ class ClusterProvider:
             self.warnings = plain_warnings(self._job.spec.sandbox.network)
 
     async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
-        return await self._pool.acquire(spec, attempt=attempt, fence=fence, name=name)
+        spec = replace(spec, tenant=self._tenant, services=[self._of_tenant(service) for service in spec.services])
+        return await self._pool.acquire(spec, attempt=f"{self._tenant}{attempt}", fence=fence, name=name)
+
+    def _of_tenant(self, service: Service) -> Service:
+        return replace(service, workspace=replace(service.workspace, tenant=self._tenant))
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
         if handle.get("provider") != PROVIDER:
@@ -61,6 +78,7 @@ class ClusterProvider:
                 "WorkspaceLost",
                 f"the workspace belongs to provider {handle.get('provider')}, which is not available on this cluster",
             )
+        spec = replace(spec, tenant=self._tenant, services=[self._of_tenant(service) for service in spec.services])
         return await self._pool.reattach(handle, spec=spec, fence=fence)
 
     @contextlib.asynccontextmanager
@@ -87,8 +105,12 @@ class ClusterProvider:
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
         """See SandboxProvider. Sandboxes that are empty afterwards are used again, or deleted."""
+
+        def is_unwanted(attempt: str, name: str) -> bool:
+            return attempt.startswith(self._tenant) and unwanted(attempt.removeprefix(self._tenant), name)
+
         ready = [held for held in self._fleet.held.values() if held.sandbox is not None]
-        await asyncio.gather(*(self._swept(held, unwanted) for held in ready), return_exceptions=True)
+        await asyncio.gather(*(self._swept(held, is_unwanted) for held in ready), return_exceptions=True)
 
     async def _swept(self, held: HeldSandbox, unwanted: Callable[[str, str], bool]) -> None:
         if held.sandbox is not None:

@@ -54,9 +54,9 @@ def kind_of(spec: SandboxSpec) -> str:
 
 
 def found_kind(spec: Mapping[str, Any]) -> str | None:
-    """Return the kind of a Sandbox read from the API server, with its defaults filled in; None if no runner created it."""
+    """Return the kind of a Sandbox read from the API server, with its defaults filled in; None if it is not understood."""
     try:
-        return kind_of(SandboxSpec.model_validate(spec))
+        return kind_of(SandboxSpec.model_validate({**spec, "drain": False}))
     except ValidationError:
         return None
 
@@ -115,6 +115,11 @@ class SandboxView:
     overlay: Reason | None = None
     """Why the Sandbox has its mode."""
     problem: Reason | None = None
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it must get no further workspaces."""
+        return bool(self.spec.get("drain"))
 
     @property
     def ending(self) -> Reason | None:

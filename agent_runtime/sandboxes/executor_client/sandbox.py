@@ -23,7 +23,14 @@ from agent_runtime.sandboxes.base import (
 )
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
-from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, LayerStates, PreparedGroups, prepare, prepared_id
+from agent_runtime.sandboxes.prepare import (
+    LIFECYCLE_TURN,
+    MOST_LAYER_BYTES,
+    LayerStates,
+    PreparedGroups,
+    prepare,
+    prepared_id,
+)
 from agent_runtime.sandboxes.services import hosts_file, services_unsupported, start_services
 
 # Interval of attempts to create a workspace while all places are in use.
@@ -117,11 +124,12 @@ class ExecutorSandbox:
         handle: Mapping[str, Any],
         environment: Mapping[str, str],
         idle_seconds: float,
+        most_layer_bytes: int | None = MOST_LAYER_BYTES,
     ) -> None:
         self.client, self.mode = client, mode
         self._description, self._handle, self._environment = description, handle, environment
         self._groups = PreparedGroups(self._make_prepared, self._drop_prepared)
-        self._layers = LayerStates(self._restore_layer, self._drop_prepared)
+        self._layers = LayerStates(self._restore_layer, self._drop_prepared, most_layer_bytes)
         self._pulse = asyncio.create_task(client.keep_alive(idle_seconds))
 
     @contextlib.asynccontextmanager
@@ -308,6 +316,8 @@ class ExecutorSandbox:
         # Without limits, because a layer is not the work of the task that starts from it.
         spec = WorkspaceSpec(group="layers", working_dir="/", is_bare=is_bare)
         workspace = self._workspace(Lease(name, name, "", spec, PREPARING), None, None)
+        if await workspace.is_frozen():
+            return  # another runner has restored it
         try:
             await self._create_in_time(workspace, below, spec.start_seconds)
             await workspace.restore(layer.load(), key=f"{LIFECYCLE_TURN}:restore")

@@ -141,6 +141,13 @@ class ExecutorWorkspace:
             raise WorkspaceLimit(failure["cause"], str(failure.get("message", "")))
         raise SandboxFailure("WorkspaceLost", f"workspace {self.name} is {state['state']}: {failure}")
 
+    async def is_frozen(self) -> bool:
+        """Whether the workspace exists and is frozen."""
+        try:
+            return bool((await self._read(self._path)).json()["state"] == "Frozen")
+        except SandboxFailure:
+            return False
+
     async def freeze(self) -> None:
         await self._change("POST", f"{self._path}/freeze", f"{LIFECYCLE_TURN}:freeze")
 

@@ -31,7 +31,7 @@ from rollout_api.model_server import ModelServer
 from rollout_api.on_cluster.objects import Json, owned_object, owner_reference
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.selectors import NetworkPeer
-from rollout_operator.world import NOT_SANDBOX, tcp
+from rollout_operator.world import NOT_SANDBOX, operator_peer, tcp
 
 DIGEST: Final = f"{API_GROUP}/digest"
 """Annotation with the digest of the data that an object is built from. If the digest changes, the object is replaced."""
@@ -151,9 +151,6 @@ def _service(server: ModelServer, name: str, more: Json) -> Json:
     return with_digest(owned(server, "Service", name, spec={**more, "selector": selector(server), "ports": ports}))
 
 
-OPERATOR: Final = {"app.kubernetes.io/name": "agent-rollouts", "app.kubernetes.io/component": "operator"}
-"""Labels of the operator's pods, as set by the chart."""
-
 FIRST_PORT, LAST_PORT = 1024, 65_535
 """Range of the ports that NCCL may choose in the engine's pod."""
 
@@ -174,11 +171,7 @@ def _ingress(server: ModelServer, config: OperatorConfig) -> Iterator[Json]:
     spec = server.spec
     runners = {"podSelector": {"matchLabels": {ROLE_LABEL: RUNNER_ROLE}}}
     yield {"from": [runners, *map(_without_sandboxes, spec.clients)], "ports": [tcp(MODEL_PORT)]}
-    operator = {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": config.lease.namespace}},
-        "podSelector": {"matchLabels": OPERATOR},
-    }
-    yield {"from": [operator], "ports": [tcp(MODEL_CONTROL_PORT)]}
+    yield {"from": [operator_peer(config)], "ports": [tcp(MODEL_CONTROL_PORT)]}
     if spec.weight_transfer.push and spec.weight_transfer.push.peers is not None:
         trainer = _without_sandboxes(NetworkPeer(pod_selector=spec.weight_transfer.push.peers))
         yield {"from": [trainer], "ports": _tensor_ports(spec.weight_transfer.push.ports)}

@@ -82,6 +82,8 @@ class Observed:
     """Reports of its runners, by index."""
     reports_deleted: bool
     """Whether a RolloutShard was deleted after the Job was created. It may have been created again, without a report."""
+    pools: tuple[str, ...]
+    """Names of the SandboxPools of its namespace."""
     counts_written: bool
     """Whether its counts were written within COUNTS_SECONDS."""
     secret_checked: bool = False
@@ -201,6 +203,11 @@ def observe(world: World, obj: Manifest) -> Observed:
         shards=frozenset(shard["metadata"]["name"] for shard in shards),
         reports=_reports(world.cache, obj),
         reports_deleted=batch_job is not None and _reports_deleted(shards, replicas_of(obj), batch_job.created),
+        pools=tuple(
+            pool["metadata"]["name"]
+            for pool in world.cache.all("SandboxPool")
+            if pool["metadata"]["namespace"] == namespace
+        ),
         counts_written=world.recall(counts_fact(uid)) is not None,
         secret_checked=world.recall(secret_fact(uid)) is not None,
         disrupted=tuple(

@@ -177,7 +177,7 @@ def _start(job: RolloutJob, seen: Observed) -> Iterator[Action]:
         yield Create(body)
     yield from _missing_objects(seen)
     labels = seen.manifest["metadata"].get("labels") or {}
-    yield Create(runner_job(job, seen.config, suspend=seen.suspend, job_labels=labels))
+    yield Create(runner_job(job, seen.config, suspend=seen.suspend, job_labels=labels, pools=seen.pools))
 
 
 def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:

@@ -13,12 +13,15 @@ from rollout_api.cluster import (
     JOB_FILE,
     JOB_LABEL,
     JOB_UID_LABEL,
+    KEY_FILE,
     MANAGED_BY,
+    POOLS_FOLDER,
     ROLE_LABEL,
     RUNNER_FOLDER,
     RUNNER_METRICS_PORT,
     RUNNER_ROLE,
     SUSPEND_ANNOTATION,
+    pool_secret_name,
     runner_name,
     shard_name,
 )
@@ -93,6 +96,7 @@ def _rules(job: RolloutJob) -> list[Json]:
     own_shards = [shard["metadata"]["name"] for shard in shards(job.metadata, job.spec.runners.replicas)]
     return [
         rule("sandboxes", "get", "list", "watch", "create", "delete"),
+        rule("sandboxpools", "get", "list", "watch"),
         rule("rolloutjobs", "get", only=[job.metadata.name]),
         rule("rolloutshards", "get", only=own_shards),
         rule("rolloutshards/status", "patch", only=own_shards),
@@ -100,6 +104,8 @@ def _rules(job: RolloutJob) -> list[Json]:
     ]
 
 
+MOST_POOLS: Final = 256
+"""Most SandboxPools that one job can use; a runner's report has as many (rollout_api.rollout_job)."""
 KUEUE_PREFIX: Final = "kueue.x-k8s.io/"
 """Prefix of the labels that name a job's queue and priority."""
 
@@ -122,9 +128,18 @@ GRACE_SECONDS: Final = 30
 
 
 def runner_job(
-    job: RolloutJob, config: OperatorConfig, *, suspend: bool, job_labels: Mapping[str, str] = {}
+    job: RolloutJob,
+    config: OperatorConfig,
+    *,
+    suspend: bool,
+    job_labels: Mapping[str, str] = {},
+    pools: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the batch/v1 Job of a resolved RolloutJob. Kueue queues it by the `job_labels` of the RolloutJob."""
+    """Return the batch/v1 Job of a resolved RolloutJob. Kueue queues it by the `job_labels` of the RolloutJob.
+
+    Args:
+        pools: names of the SandboxPools of its namespace.
+    """
     replicas = job.spec.runners.replicas
     queue = {key: value for key, value in job_labels.items() if key.startswith(KUEUE_PREFIX)}
     spec = {
@@ -136,7 +151,7 @@ def runner_job(
         "podReplacementPolicy": "TerminatingOrFailed",
         "suspend": suspend,
         "template": template.merge(
-            {"metadata": {"labels": labels(job.metadata)}, "spec": _pod(job, config)},
+            {"metadata": {"labels": labels(job.metadata)}, "spec": _pod(job, config, _usable(job, pools))},
             template.without_nulls(job.spec.runners.pod_template or {}),
         ),
     }
@@ -158,7 +173,33 @@ def runner_count(replicas: int) -> dict[str, Any]:
     return {"spec": {"completions": replicas, "parallelism": replicas}}
 
 
-def _pod(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
+def _usable(job: RolloutJob, pools: Sequence[str]) -> list[str]:
+    """Return the pools whose keys its runners get. A job uses those that existed at its start."""
+    match job.spec.sandbox.pool:
+        case "None":
+            return []
+        case "Auto":
+            return sorted(pools)[:MOST_POOLS]
+        case name:
+            return [name]
+
+
+def _pools_volume(pools: Sequence[str]) -> dict[str, Any]:
+    # Optional, because a pool may be deleted, or just have been created.
+    sources = [
+        {
+            "secret": {
+                "name": pool_secret_name(pool),
+                "items": [{"key": KEY_FILE, "path": f"{pool}/{KEY_FILE}"}],
+                "optional": True,
+            }
+        }
+        for pool in pools
+    ]
+    return {"name": "pools", "projected": {"sources": sources, "defaultMode": 0o440}}
+
+
+def _pod(job: RolloutJob, config: OperatorConfig, pools: Sequence[str]) -> dict[str, Any]:
     runners = job.spec.runners
     return {
         "restartPolicy": "Never",
@@ -183,16 +224,17 @@ def _pod(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
             "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(job, config)],
+        "containers": [_container(job, config, has_pools=bool(pools))],
         "volumes": [
             # 0440: the runner reads it through fsGroup, and no process may write it.
             {"name": "job", "secret": {"secretName": runner_name(job.metadata.name), "defaultMode": 0o440}},
             {"name": "tmp", "emptyDir": {}},
+            *([_pools_volume(pools)] if pools else []),
         ],
     }
 
 
-def _container(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
+def _container(job: RolloutJob, config: OperatorConfig, *, has_pools: bool) -> dict[str, Any]:
     own_image = job.spec.runners.image
     return {
         "name": RUNNER_PARTS.container,
@@ -211,6 +253,7 @@ def _container(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
         "volumeMounts": [
             {"name": "job", "mountPath": RUNNER_FOLDER, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},
+            *([{"name": "pools", "mountPath": POOLS_FOLDER, "readOnly": True}] if has_pools else []),
         ],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }

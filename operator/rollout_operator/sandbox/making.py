@@ -4,16 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_api.cluster import (
-    JOB_LABEL,
-    JOB_UID_LABEL,
-    MANAGED_BY,
-    NETWORK_LABEL,
-    ROLE_LABEL,
-    RUNNER_ROLE,
-    SANDBOX_LABEL,
-    by_hand_name,
-)
+from rollout_api.cluster import MANAGED_BY, NETWORK_LABEL, SANDBOX_LABEL, by_hand_name
 from rollout_api.conditions import Condition
 from rollout_api.on_cluster.objects import Json, owned_object, owner_reference
 from rollout_api.on_cluster.operator_config import Images
@@ -25,7 +16,7 @@ from rollout_operator.sandbox import network, validate
 from rollout_operator.sandbox.observe import IMAGE_VOLUMES_REFUSED, Observed, overlay_refused, pod_refused
 from rollout_operator.sandbox.reasons import OVERLAY
 from rollout_operator.sandbox.status import mode_of
-from rollout_operator.world import is_by_admission
+from rollout_operator.world import is_by_admission, operator_peer
 
 LEARNED_SECONDS = 3600.0
 """Time for which failures of an image or the cluster are remembered. Later they may have been fixed."""
@@ -59,16 +50,16 @@ class _PodVariant:
 
 def make_pod(seen: Observed, spec: SandboxSpec) -> tuple[Action, ...] | Invalid:
     """Return the actions that create the pod and its prerequisites, in order."""
-    if wrong := validate.problems(spec, seen.job, seen.namespace, seen.config.privileged_namespaces):
+    if wrong := validate.problems(spec, seen.owner, seen.namespace, seen.config.privileged_namespaces):
         return Invalid("; ".join(wrong))
-    user_template = validate.pod_template(spec, seen.job)
+    user_template = validate.pod_template(spec, seen.owner)
     variant = _choose_variant(seen, spec)
     if isinstance(variant, Invalid):
         return variant
     if seen.key is None:
         return (_key_action(seen),)
     digest = network.reach_of(spec.network).digest()
-    who = Identity(seen.name, seen.namespace, seen.uid, key=seen.key, job_labels=_job_labels(seen), network=digest)
+    who = Identity(seen.name, seen.namespace, seen.uid, key=seen.key, owner_labels=_owner_labels(seen), network=digest)
     try:
         pod = pod_for(who, spec, variant.choice, _images(seen), user_template, image_volume=variant.image_volume)
     except ValueError as error:
@@ -78,7 +69,7 @@ def make_pod(seen: Observed, spec: SandboxSpec) -> tuple[Action, ...] | Invalid:
 
 
 def _images(seen: Observed) -> Images:
-    images, own = seen.config.images, seen.job and seen.job.executor_image
+    images, own = seen.config.images, seen.owner and seen.owner.executor_image
     return images.model_copy(update={"executor": own}) if own else images
 
 
@@ -155,8 +146,8 @@ def _deliveries(seen: Observed) -> tuple[bool, ...]:
 
 def _key_action(seen: Observed) -> Action:
     secret = seen.key_secret
-    if seen.job is not None:
-        return ReadKey(secret, seen.job.uid)
+    if seen.owner is not None:
+        return ReadKey(secret, seen.owner.uid)
     return EnsureKey(_with_owner(seen, secret.kind, secret.name, type="Opaque"))
 
 
@@ -164,26 +155,30 @@ def missing_policy(seen: Observed, spec: SandboxSpec) -> tuple[Create, ...]:
     """Return the action that creates the NetworkPolicy of its pod; empty if it exists."""
     reach = network.reach_of(spec.network)
     digest = reach.digest()
-    if (job := seen.job) is None:
+    if (owner := seen.owner) is None:
         name, pods = by_hand_name(seen.name), {SANDBOX_LABEL: seen.name, NETWORK_LABEL: digest}
         clients = spec.clients.wire() if spec.clients else None
     else:
-        name, pods = f"{job.name}-net-{digest}", {JOB_UID_LABEL: job.uid, NETWORK_LABEL: digest}
-        clients = {"matchLabels": {JOB_UID_LABEL: job.uid, ROLE_LABEL: RUNNER_ROLE}}
+        # A job and a pool of a namespace may have the same name.
+        name = f"{owner.name}-{'pool-' if owner.is_pool else ''}net-{digest}"
+        pods, clients = {**owner.pods, NETWORK_LABEL: digest}, {"matchLabels": owner.clients}
     if name in seen.policies:
         return ()
-    rules = network.policy_spec(pods, clients, reach, seen.config.dns)
+    callers = [] if clients is None else [{"podSelector": clients}]
+    if owner is not None and owner.is_pool:
+        callers.append(operator_peer(seen.config))
+    rules = network.policy_spec(pods, callers, reach, seen.config.dns)
     return (Create(_with_owner(seen, "NetworkPolicy", name, spec=rules)),)
 
 
 def _with_owner(seen: Observed, kind: str, name: str, **body: Any) -> Json:
-    """Return an object owned by the Sandbox's job, or by a Sandbox that a person created."""
-    if (job := seen.job) is not None:
-        owner, labels = owner_reference("RolloutJob", job.name, job.uid), _job_labels(seen)
+    """Return an object of the Sandbox's owner, or of a Sandbox that a person created."""
+    if (by := seen.owner) is not None:
+        owner, labels = owner_reference(by.kind, by.name, by.uid), by.labels
     else:
         owner, labels = owner_reference("Sandbox", seen.name, seen.uid), {SANDBOX_LABEL: seen.name}
     return owned_object(kind, name, seen.namespace, owner, {**MANAGED_BY, **labels}, **body)
 
 
-def _job_labels(seen: Observed) -> dict[str, str]:
-    return {JOB_LABEL: seen.job.name, JOB_UID_LABEL: seen.job.uid} if seen.job else {}
+def _owner_labels(seen: Observed) -> dict[str, str]:
+    return seen.owner.labels if seen.owner else {}

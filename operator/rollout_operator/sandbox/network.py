@@ -9,7 +9,6 @@ import ipaddress
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rollout_api.cluster import EXECUTOR_PORT
 from rollout_api.on_cluster.objects import Json
@@ -136,14 +135,12 @@ def plain_caveat(network: Network) -> str:
     return f"Network in Plain mode: {'; '.join(caveats)}" if caveats else ""
 
 
-def policy_spec(
-    pods: Mapping[str, str], clients: Mapping[str, Any] | None, reach: Reach, dns: Sequence[DnsServer]
-) -> Json:
+def policy_spec(pods: Mapping[str, str], clients: Sequence[Json], reach: Reach, dns: Sequence[DnsServer]) -> Json:
     """Return the spec of a NetworkPolicy for the pods with labels `pods`.
 
-    `clients` selects the pods that may connect to the executors; None selects no pod. A port-forward needs no rule.
+    `clients` are the peers that may connect to the executors. A port-forward needs no rule.
     """
-    admitted = [] if clients is None else [{"from": [{"podSelector": dict(clients)}], "ports": [tcp(EXECUTOR_PORT)]}]
+    admitted = [{"from": list(clients), "ports": [tcp(EXECUTOR_PORT)]}] if clients else []
     return {
         "podSelector": {"matchLabels": dict(pods)},
         "policyTypes": ["Ingress", "Egress"],

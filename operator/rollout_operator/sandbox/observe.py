@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from rollout_api.cluster import EXECUTOR_ANNOTATION, by_hand_name, runner_name
+from rollout_api.cluster import EXECUTOR_ANNOTATION, by_hand_name
 from rollout_api.on_cluster.nodes import NodeCounts
 from rollout_api.on_cluster.objects import EXCESS, Manifest
 from rollout_api.on_cluster.operator_config import OperatorConfig
@@ -13,7 +13,7 @@ from rollout_api.sandbox import SandboxSpec, SandboxStatus, Security, WorkspaceM
 from rollout_operator.actions import Fact, Ref
 from rollout_operator.cache import controller_of, read_as, uid_of
 from rollout_operator.conditions import parse_time
-from rollout_operator.sandbox.validate import Job, parse_spec
+from rollout_operator.sandbox.validate import Owner, parse_spec
 from rollout_operator.world import World
 
 IMAGE_VOLUMES_REFUSED: Fact = ("image-volumes-refused",)
@@ -23,7 +23,7 @@ Variant = tuple[WorkspaceMode, bool]
 
 
 GONE = "gone"
-"""Marks a Sandbox whose job was deleted."""
+"""Marks a Sandbox whose owner was deleted."""
 
 
 def overlay_refused(namespace: str) -> Fact:
@@ -65,11 +65,11 @@ class Observed:
     generation: int | None
     created: datetime
     is_deleted: bool
-    """Whether the Sandbox or its job is being deleted. Garbage collection then deletes its objects."""
+    """Whether the Sandbox or its owner is being deleted. Garbage collection then deletes its objects."""
     spec: SandboxSpec | list[str]
     """The spec, or its problems."""
     status: SandboxStatus
-    job: Job | None
+    owner: Owner | None
     """None for a Sandbox that a person created."""
     keep: bool
     """Whether to keep the Sandbox after it has finished (`whenFinished: Retain`)."""
@@ -99,18 +99,18 @@ class Observed:
     @property
     def owner_uid(self) -> str:
         """Uid of the owner of its key and NetworkPolicy."""
-        return self.job.uid if self.job else self.uid
+        return self.owner.uid if self.owner else self.uid
 
     @property
     def key_secret(self) -> Ref:
-        return Ref("Secret", self.namespace, runner_name(self.job.name) if self.job else by_hand_name(self.name))
+        return Ref("Secret", self.namespace, self.owner.secret_name if self.owner else by_hand_name(self.name))
 
 
 def observe(world: World, sandbox: Manifest) -> Observed:
     """Return the state of an existing Sandbox."""
     metadata, cache = sandbox["metadata"], world.cache
     name, namespace, uid = metadata["name"], metadata["namespace"], uid_of(sandbox)
-    job = _job_of(world, sandbox)
+    owner = _owner_of(world, sandbox)
     status = read_as(SandboxStatus, sandbox.get("status")) or SandboxStatus()
     pod = cache.get("Pod", namespace, name)
     if pod is not None and (controller_of(pod) or {}).get("uid") != uid:
@@ -118,7 +118,7 @@ def observe(world: World, sandbox: Manifest) -> Observed:
     node_name = pod["spec"].get("nodeName") if pod else status.node_name
     node = cache.get("Node", "", node_name) if node_name else None
     image = str((sandbox.get("spec") or {}).get("image"))
-    owner_uid = job.uid if isinstance(job, Job) else uid
+    owner_uid = owner.uid if isinstance(owner, Owner) else uid
     refused = {variant: world.recall(pod_refused(uid, variant)) for variant in VARIANTS}
     return Observed(
         name=name,
@@ -126,10 +126,10 @@ def observe(world: World, sandbox: Manifest) -> Observed:
         uid=uid,
         generation=metadata.get("generation"),
         created=parse_time(metadata["creationTimestamp"]),
-        is_deleted="deletionTimestamp" in metadata or job == GONE,
+        is_deleted="deletionTimestamp" in metadata or owner == GONE,
         spec=[f"spec: {why}"] if (why := sandbox.get(EXCESS)) else parse_spec(sandbox.get("spec") or {}),
         status=status,
-        job=job if isinstance(job, Job) else None,
+        owner=owner if isinstance(owner, Owner) else None,
         keep=(sandbox.get("spec") or {}).get("whenFinished") == "Retain",
         pod=pod,
         node=node,
@@ -148,21 +148,25 @@ def observe(world: World, sandbox: Manifest) -> Observed:
     )
 
 
-def _job_of(world: World, sandbox: Manifest) -> Job | str | None:
-    """Return its job; GONE if the job was deleted; None if it has none."""
-    owner = controller_of(sandbox)
-    if owner is None or owner["kind"] != "RolloutJob":
+def _owner_of(world: World, sandbox: Manifest) -> Owner | str | None:
+    """Return its RolloutJob or SandboxPool; GONE if that was deleted; None if it has none."""
+    reference = controller_of(sandbox)
+    if reference is None or reference["kind"] not in ("RolloutJob", "SandboxPool"):
         return None
-    job = world.cache.get("RolloutJob", sandbox["metadata"]["namespace"], owner["name"])
-    if job is None or uid_of(job) != owner["uid"] or "deletionTimestamp" in job["metadata"]:
+    kind, namespace = reference["kind"], sandbox["metadata"]["namespace"]
+    owner = world.cache.get(kind, namespace, reference["name"])
+    if owner is None or uid_of(owner) != reference["uid"] or "deletionTimestamp" in owner["metadata"]:
         return GONE
-    spec: Mapping[str, Any] = job["spec"]
-    runners = next(iter(world.cache.owned("Job", sandbox["metadata"]["namespace"], owner["uid"])), None)
+    spec: Mapping[str, Any] = owner["spec"]
+    template: Mapping[str, Any] = spec.get("sandbox") or {}
+    # A pool's sandboxes have the operator's own executor, and are replaced with it.
+    runners = next(iter(world.cache.owned("Job", namespace, reference["uid"])), None)
     annotations = {} if runners is None else runners["metadata"].get("annotations") or {}
-    return Job(
-        name=owner["name"],
-        uid=owner["uid"],
-        pod_template=(spec.get("sandbox") or {}).get("podTemplate") or {},
-        security=Security(spec.get("security", Security.STANDARD)),
+    return Owner(
+        kind=kind,
+        name=reference["name"],
+        uid=reference["uid"],
+        pod_template=template.get("podTemplate") or {},
+        security=Security((template if kind == "SandboxPool" else spec).get("security", Security.STANDARD)),
         executor_image=annotations.get(EXECUTOR_ANNOTATION),
     )

@@ -93,7 +93,7 @@ def _clean_up(seen: Observed, finished: Condition) -> Plan:
     actions: list[Action] = []
     if seen.pod is not None and not is_terminating(seen.pod):
         actions.append(_delete_pod(seen, seen.pod))
-    if seen.keep or (seen.job is None and finished.reason == FinishedReason.INVALID):
+    if seen.keep or (seen.owner is None and finished.reason == FinishedReason.INVALID):
         # An invalid Sandbox that a person created is kept, so that its author can read the reason.
         return Plan(tuple(actions))
     left = seconds_left(finished.last_transition_time, KEPT_AFTER_FINISHED, seen.now)

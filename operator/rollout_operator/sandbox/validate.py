@@ -6,6 +6,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rollout_api.cluster import (
+    JOB_LABEL,
+    JOB_UID_LABEL,
+    POOL_LABEL,
+    POOL_UID_LABEL,
+    ROLE_LABEL,
+    RUNNER_ROLE,
+    pool_secret_name,
+    runner_name,
+)
 from rollout_api.manifest import explain, path_of
 from rollout_api.on_cluster import template
 from rollout_api.sandbox import SandboxSpec, Security
@@ -13,15 +23,42 @@ from rollout_operator.sandbox import network
 
 
 @dataclass(frozen=True)
-class Job:
-    """The RolloutJob of a Sandbox, as far as the Sandbox needs it."""
+class Owner:
+    """The RolloutJob or SandboxPool of a Sandbox, as far as the Sandbox needs it."""
 
+    kind: str
     name: str
     uid: str
     pod_template: Mapping[str, Any]
     security: Security
     executor_image: str | None = None
     """The executor's image of its sandboxes; None for that of the operator's configuration."""
+
+    @property
+    def is_pool(self) -> bool:
+        return self.kind == "SandboxPool"
+
+    @property
+    def secret_name(self) -> str:
+        """Name of the Secret with the key of its sandboxes."""
+        return pool_secret_name(self.name) if self.is_pool else runner_name(self.name)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of its pods and NetworkPolicies."""
+        if self.is_pool:
+            return {POOL_LABEL: self.name, POOL_UID_LABEL: self.uid}
+        return {JOB_LABEL: self.name, JOB_UID_LABEL: self.uid}
+
+    @property
+    def pods(self) -> dict[str, str]:
+        """Label selector of its pods."""
+        return {POOL_UID_LABEL: self.uid} if self.is_pool else {JOB_UID_LABEL: self.uid}
+
+    @property
+    def clients(self) -> dict[str, str]:
+        """Label selector of the runners that may connect: its own, or all of the namespace."""
+        return {ROLE_LABEL: RUNNER_ROLE} if self.is_pool else {**self.pods, ROLE_LABEL: RUNNER_ROLE}
 
 
 def parse_spec(spec: Mapping[str, Any]) -> SandboxSpec | list[str]:
@@ -33,25 +70,26 @@ def parse_spec(spec: Mapping[str, Any]) -> SandboxSpec | list[str]:
         return [f"{path_of(('spec', *location))}: {words}" for location, words in found]
 
 
-def pod_template(spec: SandboxSpec, job: Job | None) -> Mapping[str, Any]:
-    """Return the template that applies, without nulls: the job's, or the Sandbox's own if it has no job."""
-    cleaned: Mapping[str, Any] = template.without_nulls(job.pod_template if job else spec.pod_template or {})
+def pod_template(spec: SandboxSpec, owner: Owner | None) -> Mapping[str, Any]:
+    """Return the template that applies, without nulls: its owner's, or the Sandbox's own if it has none."""
+    cleaned: Mapping[str, Any] = template.without_nulls(owner.pod_template if owner else spec.pod_template or {})
     return cleaned
 
 
-def problems(spec: SandboxSpec, job: Job | None, namespace: str, privileged_namespaces: Sequence[str]) -> list[str]:
+def problems(spec: SandboxSpec, owner: Owner | None, namespace: str, privileged_namespaces: Sequence[str]) -> list[str]:
     """Return all problems; empty if a pod can be created."""
     found = []
     if not spec.image:
         found.append("spec.image: is missing; name the container image of the task's root file system")
     found += network.problems(spec.network)
-    if job is None:
+    if owner is None:
         where, security, security_field = "spec.podTemplate", spec.security, "spec.security"
     else:
-        found += _fields_of_job(spec, job)
-        where = f"RolloutJob {job.name} spec.sandbox.podTemplate"
-        security, security_field = job.security, f"RolloutJob {job.name} spec.security"
-    merged = pod_template(spec, job)
+        found += _fields_of_owner(spec, owner)
+        where = f"{owner.kind} {owner.name} spec.sandbox.podTemplate"
+        security_field = f"{owner.kind} {owner.name} spec.{'sandbox.' if owner.is_pool else ''}security"
+        security = owner.security
+    merged = pod_template(spec, owner)
     if security == Security.PRIVILEGED:
         if namespace not in privileged_namespaces:
             listed = ", ".join(privileged_namespaces) or "none is listed"
@@ -66,9 +104,9 @@ def problems(spec: SandboxSpec, job: Job | None, namespace: str, privileged_name
     return found + refused
 
 
-def _fields_of_job(spec: SandboxSpec, job: Job) -> list[str]:
-    """Return problems of fields that only the job may set. Runners create Sandboxes, but the job's author grants rights."""
-    problem = f"a Sandbox of a job takes it from RolloutJob {job.name}; remove it"
+def _fields_of_owner(spec: SandboxSpec, owner: Owner) -> list[str]:
+    """Return problems of fields that only the owner may set. Runners create Sandboxes; the job's author grants rights."""
+    problem = f"a Sandbox takes it from its {owner.kind} {owner.name}; remove it"
     given = {
         "podTemplate": spec.pod_template is not None,
         "clients": spec.clients is not None,

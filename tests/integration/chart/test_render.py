@@ -19,9 +19,8 @@ from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.rollout_job import RolloutJob
 from rollout_operator.admission import CHECKS
 from rollout_operator.config import load_config
-from rollout_operator.model_server.objects import OPERATOR
 from rollout_operator.rollout_job.runner_objects import access
-from rollout_operator.world import NOT_SANDBOX
+from rollout_operator.world import NOT_SANDBOX, OPERATOR_LABELS
 from tests.support.chart import CHART, NAMESPACE, RELEASE, ROOT, Manifest, of_kind, render, template, tool
 
 FOLDER = Path(__file__).parent
@@ -244,7 +243,7 @@ def test_the_operator_reads_the_configuration(documents: list[Manifest], tmp_pat
 def test_model_servers_know_the_operators_pods(documents: list[Manifest]) -> None:
     """The servers' NetworkPolicy admits only the operator to the control port."""
     labels = [deployment["spec"]["template"]["metadata"]["labels"] for deployment in of_kind(documents, "Deployment")]
-    assert [OPERATOR.items() <= found.items() for found in labels].count(True) == 1
+    assert [OPERATOR_LABELS.items() <= found.items() for found in labels].count(True) == 1
 
 
 def test_values_reach_the_operator(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ class StandInApi:
 
     def __init__(self, changed: Callable[[str, dict[str, Any]], None]) -> None:
         self.sandboxes: dict[str, dict[str, Any]] = {}
+        self.pools: list[dict[str, Any]] = []
+        """SandboxPools of the namespace."""
         self.writes: list[tuple[str, str]] = []
         """(verb, name) of each write that a runner asked for."""
         self.trouble: list[Callable[[web.Request], Awaitable[web.Response | None]]] = []
@@ -55,6 +57,7 @@ class StandInApi:
         """Listen; on the same port as before an outage."""
         application = web.Application()
         application.router.add_get(COLLECTION, self._list_or_watch)
+        application.router.add_get(COLLECTION.replace("sandboxes", "sandboxpools"), self._list_pools)
         application.router.add_post(COLLECTION, self._create)
         application.router.add_get(COLLECTION + "/{name}", self._get)
         application.router.add_delete(COLLECTION + "/{name}", self._delete)
@@ -97,6 +100,12 @@ class StandInApi:
         """Write a status, as the operator does."""
         sandbox = self.sandboxes[name]
         sandbox["status"] = status
+        self._record("MODIFIED", sandbox)
+
+    def set_spec(self, name: str, **changes: Any) -> None:
+        """Change fields of a spec, as the operator does."""
+        sandbox = self.sandboxes[name]
+        sandbox["spec"] = {**sandbox["spec"], **changes}
         self._record("MODIFIED", sandbox)
 
     def remove(self, name: str) -> None:
@@ -154,6 +163,9 @@ class StandInApi:
     def _matches(self, request: web.Request, sandbox: dict[str, Any]) -> bool:
         wanted = [term.split("=") for term in request.query.get("labelSelector", "").split(",") if term]
         return all(sandbox["metadata"]["labels"].get(key) == value for key, value in wanted)
+
+    async def _list_pools(self, request: web.Request) -> web.Response:
+        return web.json_response({"metadata": {"resourceVersion": str(self._version)}, "items": self.pools})
 
     async def _list_or_watch(self, request: web.Request) -> web.StreamResponse:
         if request.query.get("watch") == "true":

@@ -347,7 +347,7 @@ async def test_releasing_a_workspace_destroys_every_state_of_its_attempt(case: C
     await first.freeze()
     second = await first.fork("agent.1")
     await second.freeze()
-    last = await second.fork("agent.2", of="0-1.agent.1")
+    last = await second.fork("agent.2", of=str(second.handle["workspace"]))
     handle = last.handle
     if interrupted:  # the next process knows only the last one
         await provider.close(keep=True)

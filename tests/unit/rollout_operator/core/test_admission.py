@@ -46,13 +46,33 @@ SANDBOX: dict[str, Any] = {
     "metadata": {"name": "s", "namespace": "team-a"},
     "spec": {"image": "busybox"},
 }
-GOOD = {"rolloutjobs": JOB, "modelservers": SERVER, "sandboxes": SANDBOX}
+POOL: dict[str, Any] = {
+    "apiVersion": "rollout.dev/v1alpha1",
+    "kind": "SandboxPool",
+    "metadata": {"name": "p", "namespace": "team-a"},
+    "spec": {"sandbox": {"image": "busybox", "resources": {"disk": "1Gi"}}},
+}
+GOOD = {"rolloutjobs": JOB, "modelservers": SERVER, "sandboxes": SANDBOX, "sandboxpools": POOL}
 BAD = [
     ("rolloutjobs", ("spec", "output", "uri"), "./out", "spec.output.uri: './out' is a local folder"),
     ("rolloutjobs", ("spec", "groupSize"), "many", "spec.groupSize: "),
     ("modelservers", ("metadata", "name"), "7b", "metadata.name: is '7b'"),
     ("sandboxes", ("spec", "security"), "Privileged", "spec.security: Privileged is not allowed in namespace team-a"),
     ("sandboxes", ("spec", "startSeconds"), 0, "spec.startSeconds: "),
+    ("sandboxpools", ("spec", "recycle"), {"ageSeconds": 86_400}, "spec.recycle.ageSeconds: 86400 is not below"),
+    ("sandboxpools", ("spec", "recycle"), {"disk": "9Gi"}, "spec.recycle.disk: 9Gi is more than"),
+    (
+        "sandboxpools",
+        ("spec", "sandbox", "podTemplate"),
+        {"spec": {"hostNetwork": True}},
+        "SandboxPool p spec.sandbox.podTemplate.spec.hostNetwork: refused",
+    ),
+    (
+        "sandboxpools",
+        ("spec", "sandbox", "security"),
+        "Privileged",
+        "SandboxPool p spec.sandbox.security: Privileged is not allowed in namespace team-a",
+    ),
 ]
 
 
@@ -99,7 +119,7 @@ def test_a_deep_object_is_refused_in_the_operators_words_and_can_be_relabelled(p
     for _ in range(levels):
         deep = {"a": deep}
     pod_template = {"spec": {"affinity": {"podAffinity": deep}}}
-    where = ("spec", "sandbox", "podTemplate") if plural == "rolloutjobs" else ("spec", "podTemplate")
+    where = ("spec", "sandbox", "podTemplate") if plural in ("rolloutjobs", "sandboxpools") else ("spec", "podTemplate")
     bad = changed(GOOD[plural], where, pod_template)
     assert refusal(plural, bad, None, CONFIG) == f"spec: {TOO_DEEP}"
     # Its finalizers can be removed, so that its deletion ends.

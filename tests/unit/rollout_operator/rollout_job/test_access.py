@@ -22,6 +22,7 @@ def test_runner_has_no_access_to_pods_secrets_or_other_jobs() -> None:
     allowed = {(r["resources"][0], tuple(r["verbs"]), tuple(r.get("resourceNames", ()))) for r in role["rules"]}
     assert allowed == {
         ("sandboxes", ("get", "list", "watch", "create", "delete"), ()),
+        ("sandboxpools", ("get", "list", "watch"), ()),
         ("rolloutjobs", ("get",), ("sums",)),
         ("rolloutshards", ("get",), SHARDS),
         ("rolloutshards/status", ("patch",), SHARDS),

@@ -25,7 +25,7 @@ NETWORKS = st.builds(Network, setup=ACCESS, agent=ACCESS, verifier=ACCESS)
 
 def reaches(network: Network, address: str, port: int, protocol: str = "TCP") -> bool:
     """Whether a pod with the policy of `network` can reach an address outside the cluster."""
-    made = policy_spec({}, None, reach_of(network), DNS)
+    made = policy_spec({}, [], reach_of(network), DNS)
     assert made["policyTypes"] == ["Ingress", "Egress"]
     host = ipaddress.ip_address(address)
     for rule in made["egress"]:
@@ -74,7 +74,7 @@ def test_public_includes_the_internet(address: str) -> None:
 
 
 def test_without_network_access_not_even_a_resolver_is_reachable() -> None:
-    assert policy_spec({}, None, reach_of(Network()), DNS)["egress"] == []
+    assert policy_spec({}, [], reach_of(Network()), DNS)["egress"] == []
 
 
 METADATA_ADDRESSES = (
@@ -135,7 +135,7 @@ def test_an_entry_that_can_never_work_is_refused_with_its_field(entry: str, says
 def test_names_are_resolved_by_the_dns_servers_of_the_chart() -> None:
     openshift = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}}
     dns = [KUBE_DNS, DnsServer(peer=openshift, port=5353)]
-    rules = policy_spec({}, None, reach_of(Network(agent=["pypi.org:443"])), dns)["egress"]
+    rules = policy_spec({}, [], reach_of(Network(agent=["pypi.org:443"])), dns)["egress"]
     both = [(rule["to"], [(port["protocol"], port["port"]) for port in rule["ports"]]) for rule in rules[-2:]]
     assert both == [([KUBE_DNS.peer], [("UDP", 53), ("TCP", 53)]), ([openshift], [("UDP", 5353), ("TCP", 5353)])]
 
@@ -152,7 +152,7 @@ def test_pods_share_a_policy_only_with_equal_destinations(one: Network, other: N
 
 
 def test_only_the_jobs_own_runners_get_in_and_only_to_the_executor() -> None:
-    made = policy_spec({"a": "b"}, {"matchLabels": {"runner": "mine"}}, reach_of(Network()), DNS)
+    made = policy_spec({"a": "b"}, [{"podSelector": {"matchLabels": {"runner": "mine"}}}], reach_of(Network()), DNS)
     (rule,) = made["ingress"]
     assert rule == {
         "from": [{"podSelector": {"matchLabels": {"runner": "mine"}}}],
@@ -162,7 +162,7 @@ def test_only_the_jobs_own_runners_get_in_and_only_to_the_executor() -> None:
 
 
 def test_sandbox_without_clients_admits_no_connection() -> None:
-    assert policy_spec({}, None, reach_of(Network()), DNS)["ingress"] == []
+    assert policy_spec({}, [], reach_of(Network()), DNS)["ingress"] == []
 
 
 def test_plain_mode_reports_what_its_single_policy_cannot_enforce() -> None:

@@ -19,8 +19,8 @@ def test_the_pod_of_an_earlier_sandbox_of_the_same_name_is_not_its_pod() -> None
 
 def test_template_and_key_are_from_the_owning_job() -> None:
     seen = observe(world(rollout_job(template={"metadata": {}}, security="Privileged")), sandbox(job="j"))
-    assert seen.job is not None
-    assert (seen.job.pod_template, seen.job.security) == ({"metadata": {}}, Security.PRIVILEGED)
+    assert seen.owner is not None
+    assert (seen.owner.pod_template, seen.owner.security) == ({"metadata": {}}, Security.PRIVILEGED)
     assert (seen.key, seen.key_secret, seen.owner_uid) == (KEY, Ref("Secret", "lab", "j-runner"), "uid-j")
 
 
@@ -39,7 +39,7 @@ def test_a_job_that_is_being_deleted_gets_no_new_pods() -> None:
 
 def test_sandbox_created_by_hand_has_its_own_key() -> None:
     seen = observe(world(), sandbox())
-    assert (seen.job, seen.key_secret, seen.owner_uid) == (None, Ref("Secret", "lab", "s-sandbox"), "uid-s")
+    assert (seen.owner, seen.key_secret, seen.owner_uid) == (None, Ref("Secret", "lab", "s-sandbox"), "uid-s")
 
 
 def test_facts_of_a_namespace_expire() -> None:

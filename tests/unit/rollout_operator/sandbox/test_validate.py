@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from rollout_api.sandbox import SandboxSpec, Security
-from rollout_operator.sandbox.validate import Job, parse_spec, problems
+from rollout_operator.sandbox.validate import Owner, parse_spec, problems
 
-JOB = Job("j", "uid-j", {}, Security.STANDARD)
+JOB = Owner("RolloutJob", "j", "uid-j", {}, Security.STANDARD)
 DANGEROUS = {"spec": {"hostNetwork": True}}
 
 
-def told(job: Job | None = None, namespace: str = "lab", **spec: Any) -> list[str]:
+def told(job: Owner | None = None, namespace: str = "lab", **spec: Any) -> list[str]:
     return problems(SandboxSpec.model_validate({"image": "x:1", **spec}), job, namespace, ["trusted"])
 
 
@@ -27,17 +27,17 @@ def test_missing_image_is_reported() -> None:
 @pytest.mark.parametrize("field", [{"podTemplate": {}}, {"clients": {}}, {"security": "Privileged"}])
 def test_runner_cannot_set_fields_that_a_sandbox_takes_from_its_job(field: dict[str, Any]) -> None:
     (problem,) = told(JOB, **field)
-    assert problem.startswith(f"spec.{next(iter(field))}: a Sandbox of a job takes it from RolloutJob j")
+    assert problem.startswith(f"spec.{next(iter(field))}: a Sandbox takes it from its RolloutJob j")
 
 
 def test_refused_template_is_named_by_its_object_and_field() -> None:
     assert told(podTemplate=DANGEROUS)[0].startswith("spec.podTemplate.spec.hostNetwork: refused: ")
-    job = Job("j", "uid-j", DANGEROUS, Security.STANDARD)
+    job = Owner("RolloutJob", "j", "uid-j", DANGEROUS, Security.STANDARD)
     assert told(job)[0].startswith("RolloutJob j spec.sandbox.podTemplate.spec.hostNetwork: refused: ")
 
 
 def test_privileged_is_allowed_only_in_the_charts_namespaces() -> None:
-    job = Job("j", "uid-j", DANGEROUS, Security.PRIVILEGED)
+    job = Owner("RolloutJob", "j", "uid-j", DANGEROUS, Security.PRIVILEGED)
     assert told(job, "trusted") == []
     (problem,) = told(job, "lab")
     assert problem.startswith("RolloutJob j spec.security: Privileged is not allowed in namespace lab")

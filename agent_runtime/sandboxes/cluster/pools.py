@@ -1,0 +1,155 @@
+"""The SandboxPools whose sandboxes this runner may use, and their Sandboxes. Only the operator creates and deletes these."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from agent_runtime.kube.api import ApiError, KubeApi
+from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.sandboxes.cluster.sandbox_object import SandboxView, found_kind, kind_of
+from agent_runtime.sandboxes.cluster.watch import Changed, SandboxWatch
+from rollout_api.cluster import KEY_FILE, POOL_UID_LABEL, POOLS_FOLDER
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.sandbox import SandboxSpec
+from rollout_api.sandbox_pool import SandboxPool, pooled_sandbox, why_unfit
+
+# A pool's spec changes rarely. Until it is read again, sandboxes of the new spec are not used.
+READ_SECONDS = 30.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Pool:
+    """One SandboxPool, and its Sandboxes."""
+
+    name: str
+    uid: str
+    key: str = field(repr=False)
+    described: SandboxPool
+    watch: SandboxWatch
+    is_gone: bool = False
+    """Whether the pool was deleted. The ends of its Sandboxes are still watched."""
+
+    @property
+    def spec(self) -> SandboxSpec:
+        return pooled_sandbox(self.described.spec.sandbox)
+
+    @property
+    def usable(self) -> Iterable[SandboxView]:
+        """The ready Sandboxes that take workspaces and have the pool's present spec."""
+        wanted = kind_of(self.spec)
+        return (
+            view
+            for view in self.watch.views.values()
+            if not self.is_gone and view.can_be_reached and not view.is_draining and found_kind(view.spec) == wanted
+        )
+
+    @property
+    def full(self) -> str:
+        """What to say of a request that waits for a place."""
+        spec, ready = self.described.spec, sum(1 for _ in self.usable)
+        most = max(spec.replicas, spec.max_replicas or 0)
+        return f"SandboxPool {self.name} has no free place: {ready} of at most {most} sandboxes are ready"
+
+
+class Pools:
+    """Finds the pool for a Sandbox. Its own keys are files, which the operator has mounted for the pools that existed when
+    the job started.
+    """
+
+    def __init__(self, job: RolloutJob, api: KubeApi, changed: Changed, folder: Path = Path(POOLS_FOLDER)) -> None:
+        self._job, self._api, self._changed, self._folder = job, api, changed, folder
+        self._choice = job.spec.sandbox.pool
+        self.by_name: dict[str, Pool] = {}
+        self._gone: list[Pool] = []
+        self._reading: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Read the pools. Raises ApiError if the API server does not respond."""
+        if self._choice == "None" or not self._folder.is_dir():
+            return
+        await self._read()
+        self._reading = asyncio.create_task(self._read_again())
+
+    async def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        for pool in [*self.by_name.values(), *self._gone]:
+            await pool.watch.stop()
+
+    def fitting(self, wanted: SandboxSpec) -> Pool | None:
+        """Return the first pool that fits. Raises SandboxFailure if the job names one that does not."""
+        reasons: Mapping[str, str] = {
+            name: why_unfit(pool.described.spec.sandbox, wanted, self._job.spec.sandbox, self._job.spec.security)
+            for name, pool in sorted(self.by_name.items())
+            if self._choice in ("Auto", name)
+        }
+        for name, why in reasons.items():
+            if not why:
+                return self.by_name[name]
+        if self._choice not in ("Auto", "None"):
+            why = reasons.get(self._choice, "it does not exist, or was created after the job had started")
+            raise SandboxFailure(
+                "PoolUnfit", f"SandboxPool {self._choice} (sandbox.pool) cannot be used: {why}; choose another, or Auto"
+            )
+        return None
+
+    def view(self, name: str) -> tuple[Pool, SandboxView] | None:
+        """Return the pool that has the Sandbox of that name, and the Sandbox."""
+        return next(
+            ((pool, view) for pool in self.by_name.values() if (view := pool.watch.views.get(name)) is not None), None
+        )
+
+    async def _read_again(self) -> None:
+        while True:
+            await asyncio.sleep(READ_SECONDS)
+            with contextlib.suppress(ApiError):
+                await self._read()
+
+    async def _read(self) -> None:
+        found = {pool.metadata.name: pool for pool in map(_parsed, await self._api.list_sandbox_pools()) if pool}
+        for name in self.by_name.keys() - found.keys():
+            log.warning("SandboxPool %s was deleted; further workspaces get sandboxes of the job's own", name)
+            self._forget(name)
+        for name, described in found.items():
+            known = self.by_name.get(name)
+            if known is not None and known.uid == described.metadata.uid:
+                known.described = described
+                continue
+            if known is not None:
+                self._forget(name)
+            with contextlib.suppress(OSError):
+                key = (self._folder / name / KEY_FILE).read_text().strip()
+                uid = str(described.metadata.uid)
+                watch = SandboxWatch(self._api, f"{POOL_UID_LABEL}={uid}", self._changed)
+                pool = Pool(name, uid, key, described, watch)
+                await watch.start()
+                self.by_name[name] = pool
+
+    def _forget(self, name: str) -> None:
+        pool = self.by_name.pop(name)
+        pool.is_gone = True
+        self._gone.append(pool)
+
+
+def order(names: Iterable[str], runner: str) -> list[str]:
+    """Return the names in an order that differs from runner to runner, so that they begin with different sandboxes."""
+    return sorted(names, key=lambda name: hashlib.sha256(f"{runner}/{name}".encode()).digest())
+
+
+def _parsed(found: Mapping[str, object]) -> SandboxPool | None:
+    """Return a pool; None if it was written for another version."""
+    try:
+        return SandboxPool.model_validate({"metadata": found["metadata"], "spec": found["spec"]})
+    except (ValidationError, KeyError):
+        return None

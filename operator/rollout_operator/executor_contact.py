@@ -1,0 +1,155 @@
+"""Asks executors of SandboxPools for their use, outside the control loop, and keeps the last report of each.
+
+The executors are in untrusted pods: an answer is limited in size and time, and one that is not understood counts as none.
+Reports are not persisted: an operator that has just started asks again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated, Any
+
+import aiohttp
+from pydantic import BaseModel, ConfigDict, Field
+
+from rollout_api.cluster import EXECUTOR_PORT, tag_of
+from rollout_api.nesting import estimated_values, read_json
+from rollout_operator import clock
+from rollout_operator.actions import AskExecutors, ExecutorRequest, Ref
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 5.0
+"""Time limit for all requests to one executor. A healthy one answers in milliseconds."""
+MOST_ANSWER = 2**22
+"""Most bytes of an answer. A list of 1,024 workspaces with as many prepared states takes about 1 MB."""
+MOST_VALUES = 2**18
+"""Most values of an answer, of which each takes memory of the operator."""
+MOST_AT_ONCE = 32
+"""Most executors asked at once."""
+
+
+@dataclass(frozen=True)
+class ExecutorReport:
+    """What an executor reported last."""
+
+    at: datetime
+    """Time of the last answer, or of the last attempt without one."""
+    live: int = 0
+    """Workspaces that hold a place."""
+    uses: int = 0
+    """Workspaces that have held a place since the start."""
+    disk_bytes: int = 0
+    draining: bool = False
+    """Whether it refuses further workspaces."""
+    tags: frozenset[str] = frozenset()
+    """Jobs that have workspaces there, as `job_tag`."""
+    answered: bool = True
+    """Whether the last request was answered."""
+
+
+Number = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class _Bytes(BaseModel):
+    used: Number = 0
+
+
+class _Health(BaseModel):
+    """The fields of `GET /v1/health` that matter here."""
+
+    model_config = ConfigDict(strict=True)
+
+    live: Number
+    uses: Number
+    draining: bool
+    disk: Annotated[_Bytes, Field(alias="diskBytes")]
+
+
+class _Listed(BaseModel):
+    attempt: str
+
+
+class _List(BaseModel):
+    workspaces: list[_Listed]
+
+
+class ExecutorContact:
+    """Runs the requests, and keeps the last report of each executor by the uid of its Sandbox."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, ExecutorReport] = {}
+        self.on_done: Callable[[Ref], None] = lambda ref: None
+        """Called when the requests for a pool have ended."""
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: dict[Ref, asyncio.Task[None]] = {}
+        self._at_once = asyncio.Semaphore(MOST_AT_ONCE)
+
+    def start(self, ref: Ref, ask: AskExecutors) -> None:
+        """Begin the requests, unless earlier ones for the pool are in progress: these end with a new plan."""
+        if ref in self._tasks:
+            return
+        task = self._tasks[ref] = asyncio.create_task(self._run(ref, ask))
+        task.add_done_callback(lambda _: self._tasks.pop(ref, None))
+
+    def forget(self, sandbox_uid: str) -> None:
+        self.known.pop(sandbox_uid, None)
+
+    async def close(self) -> None:
+        tasks = tuple(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def _run(self, ref: Ref, ask: AskExecutors) -> None:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        await asyncio.gather(*(self._one(request) for request in ask.requests))
+        self._tasks.pop(ref, None)
+        self.on_done(ref)
+
+    async def _one(self, request: ExecutorRequest) -> None:
+        async with self._at_once:
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    self.known[request.uid] = await self._ask(request)
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                log.debug("%s does not answer: %r", request.name, error)
+                before = self.known.get(request.uid, ExecutorReport(clock.now()))
+                self.known[request.uid] = replace(before, at=clock.now(), answered=False)
+
+    async def _ask(self, request: ExecutorRequest) -> ExecutorReport:
+        for prefix in sorted(request.forget):
+            await self._call(request, "DELETE", f"/attempts?prefix={prefix}")
+        if request.drain:
+            await self._call(request, "PUT", "/drain")
+        listed = _List.model_validate(await self._call(request, "GET", "/workspaces"))
+        health = _Health.model_validate(await self._call(request, "GET", "/health"))
+        return ExecutorReport(
+            clock.now(),
+            live=health.live,
+            uses=health.uses,
+            disk_bytes=health.disk.used,
+            draining=health.draining,
+            tags=frozenset(tag for workspace in listed.workspaces if (tag := tag_of(workspace.attempt))),
+        )
+
+    async def _call(self, request: ExecutorRequest, method: str, path: str) -> Any:
+        assert self._session is not None
+        host = f"[{request.address}]" if ":" in request.address else request.address
+        headers = {"Authorization": f"Bearer {request.token}"}
+        body = b"{}" if method == "PUT" else None
+        url = f"http://{host}:{EXECUTOR_PORT}/v1{path}"
+        async with self._session.request(method, url, headers=headers, data=body, allow_redirects=False) as answer:
+            data = b""
+            async for chunk in answer.content.iter_any():
+                data += chunk
+                if len(data) > MOST_ANSWER:
+                    break
+            if answer.status != 200 or len(data) > MOST_ANSWER or estimated_values(data) > MOST_VALUES:
+                raise ValueError(f"{method} {path}: status {answer.status}, {len(data)} bytes")
+            return read_json(data)

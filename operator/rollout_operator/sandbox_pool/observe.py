@@ -1,0 +1,145 @@
+"""State of one SandboxPool, read from the operator's cache and memory. No I/O."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+
+from rollout_api.cluster import POOL_SPEC_ANNOTATION, job_tag
+from rollout_api.conditions import true_conditions
+from rollout_api.on_cluster.objects import EXCESS, Manifest
+from rollout_api.on_cluster.operator_config import OperatorConfig
+from rollout_api.rollout_job import RunnerState
+from rollout_api.sandbox_pool import SandboxPoolSpec, SandboxPoolStatus
+from rollout_operator.actions import Fact, Ref
+from rollout_operator.cache import read_as, report_of, uid_of
+from rollout_operator.conditions import parse_time
+from rollout_operator.executor_contact import ExecutorReport
+from rollout_operator.sandbox_pool.validate import parse_spec, problems
+from rollout_operator.world import World
+
+_ENDED = ("Succeeded", "Failed", "Suspended")
+"""Conditions of a RolloutJob that wants no sandboxes, once its runners have ended."""
+
+
+def counts_fact(uid: str) -> Fact:
+    """Return the fact that a pool's counts were written recently."""
+    return ("pool-counts-written", uid)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One Sandbox of the pool."""
+
+    name: str
+    uid: str
+    made_from: str
+    """Digest of what it was made from."""
+    created: datetime
+    is_ready: bool
+    is_draining: bool
+    has_ended: bool
+    """Whether it has ended or is being deleted."""
+    address: str
+    """Address of its pod; empty until it was ready once."""
+    problem: tuple[str, str] | None
+    """Why it is not ready or has ended, as reason and message, if known."""
+    report: ExecutorReport | None
+
+    @property
+    def live(self) -> int:
+        return self.report.live if self.report else 0
+
+
+@dataclass(frozen=True)
+class Observed:
+    """All inputs of `plan`."""
+
+    ref: Ref
+    uid: str
+    generation: int | None
+    is_deleted: bool
+    spec: SandboxPoolSpec | list[str]
+    """The spec, or its problems."""
+    status: SandboxPoolStatus
+    members: tuple[Member, ...]
+    """By name."""
+    key: str | None
+    wanted: int
+    """Places that runners want."""
+    jobs: frozenset[str]
+    """Jobs of the namespace that may have workspaces, as `job_tag`."""
+    counts_written: bool
+    config: OperatorConfig
+    now: datetime
+
+
+def observe(world: World, pool: Manifest) -> Observed:
+    """Return the state of an existing SandboxPool."""
+    metadata, cache = pool["metadata"], world.cache
+    name, namespace, uid = metadata["name"], metadata["namespace"], uid_of(pool)
+    shards = (shard for shard in cache.all("RolloutShard") if shard["metadata"]["namespace"] == namespace)
+    jobs = [job for job in cache.all("RolloutJob") if job["metadata"]["namespace"] == namespace]
+    reports = [report for report in map(report_of, shards) if report is not None]
+    return Observed(
+        ref=Ref("SandboxPool", namespace, name),
+        uid=uid,
+        generation=metadata.get("generation"),
+        is_deleted="deletionTimestamp" in metadata,
+        spec=_spec(pool, world.config),
+        status=read_as(SandboxPoolStatus, pool.get("status")) or SandboxPoolStatus(),
+        members=tuple(
+            sorted(map(partial(_member, world), cache.owned("Sandbox", namespace, uid)), key=lambda one: one.name)
+        ),
+        key=world.keys.get(uid),
+        wanted=sum(report.pools.get(name, 0) for report in reports if report.state is RunnerState.RUNNING),
+        jobs=frozenset(job_tag(uid_of(job)) for job in jobs if not _is_over(world, job)),
+        counts_written=world.recall(counts_fact(uid)) is not None,
+        config=world.config,
+        now=world.now,
+    )
+
+
+def _spec(pool: Manifest, config: OperatorConfig) -> SandboxPoolSpec | list[str]:
+    if why := pool.get(EXCESS):
+        return [f"spec: {why}"]
+    spec = pool.get("spec") or {}
+    return problems(spec, pool["metadata"], config) or parse_spec(spec)
+
+
+def _member(world: World, sandbox: Manifest) -> Member:
+    metadata, status = sandbox["metadata"], sandbox.get("status") or {}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
+    true = true_conditions(status)
+    problem = next(
+        (
+            (condition["reason"], condition.get("message", ""))
+            for condition in (conditions.get(kind, {}) for kind in ("Finished", "ImagePulled", "Scheduled", "Ready"))
+            if condition and (condition["status"] == "False") is (condition["type"] != "Finished")
+        ),
+        None,
+    )
+    return Member(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        made_from=(metadata.get("annotations") or {}).get(POOL_SPEC_ANNOTATION, ""),
+        created=parse_time(metadata["creationTimestamp"]),
+        is_ready="Ready" in true and "Finished" not in true,
+        is_draining=bool((sandbox.get("spec") or {}).get("drain")),
+        has_ended="Finished" in true or "deletionTimestamp" in metadata,
+        address=status.get("podIP") or "",
+        problem=problem,
+        report=world.executors.get(metadata["uid"]),
+    )
+
+
+def _is_over(world: World, job: Manifest) -> bool:
+    """Whether no runner of a job is left that may use its workspaces."""
+    if not any(kind in true_conditions(job.get("status") or {}) for kind in _ENDED):
+        return False
+    namespace = job["metadata"]["namespace"]
+    pods = (
+        pod
+        for batch_job in world.cache.owned("Job", namespace, uid_of(job))
+        for pod in world.cache.owned("Pod", namespace, uid_of(batch_job))
+    )
+    return all((pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") for pod in pods)

@@ -1,0 +1,120 @@
+"""Requests to executors of pools: what is read of their answers, and that hostile ones cost little."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rollout_operator import executor_contact
+from rollout_operator.actions import AskExecutors, ExecutorRequest, Ref
+from rollout_operator.executor_contact import ExecutorContact, ExecutorReport
+
+REF = Ref("SandboxPool", "lab", "warm")
+HEALTH = {"live": 2, "uses": 7, "draining": False, "diskBytes": {"used": 30, "limit": None}, "version": "1"}
+WORKSPACES = {
+    "workspaces": [
+        {"id": "0123abcd-0-1-0.agent", "attempt": "0123abcd-0-1-0.agent", "state": "Live"},
+        {"id": "layers-77", "attempt": "layers-77", "state": "Frozen"},
+    ]
+}
+
+
+class Executor:
+    """An executor that answers as told, at an address of its own."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.health: Any = HEALTH
+        self.workspaces: Any = WORKSPACES
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        assert request.headers["Authorization"] == "Bearer secret"
+        self.calls.append(f"{request.method} {request.rel_url}")
+        if request.path == "/v1/drain":
+            assert await request.json() == {}
+            self.health = {**HEALTH, "draining": True}
+        body = {"/v1/health": self.health, "/v1/workspaces": self.workspaces}.get(request.path, {})
+        if body == "silence":
+            await asyncio.sleep(60)
+        if body == "endless":
+            response = web.StreamResponse()
+            await response.prepare(request)
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    await response.write(b" " * 2**16)
+            return response
+        return web.Response(body=body) if isinstance(body, bytes) else web.json_response(body)
+
+
+@pytest.fixture
+async def executor(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Executor]:
+    one = Executor()
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", one.answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    monkeypatch.setattr(executor_contact, "EXECUTOR_PORT", runner.addresses[0][1])
+    yield one
+    await runner.cleanup()
+
+
+async def asked(**changes: Any) -> ExecutorReport:
+    contact, done = ExecutorContact(), asyncio.Event()
+    contact.on_done = lambda ref: done.set()
+    request = ExecutorRequest("warm-1", "uid-1", "127.0.0.1", "secret", **changes)
+    contact.start(REF, AskExecutors((request,)))
+    async with asyncio.timeout(20):
+        await done.wait()
+    await contact.close()
+    return contact.known["uid-1"]
+
+
+async def test_use_and_jobs_are_read(executor: Executor) -> None:
+    report = await asked()
+    assert (report.live, report.uses, report.disk_bytes, report.draining) == (2, 7, 30, False)
+    assert report.tags == {"0123abcd-"}
+    assert report.answered
+    assert executor.calls == ["GET /v1/workspaces", "GET /v1/health"]
+
+
+async def test_what_is_left_over_ends_before_the_executor_is_counted(executor: Executor) -> None:
+    report = await asked(drain=True, forget=frozenset({"0123abcd-"}))
+    assert report.draining
+    assert executor.calls[:2] == ["DELETE /v1/attempts?prefix=0123abcd-", "PUT /v1/drain"]
+
+
+@pytest.mark.parametrize(
+    "health",
+    [
+        [],
+        {},
+        b"\xff",
+        b"[" * 100_000,
+        {**HEALTH, "live": -1},
+        {**HEALTH, "live": "2"},
+        {**HEALTH, "uses": 2**60},
+        {**HEALTH, "draining": "yes"},
+        {**HEALTH, "diskBytes": None},
+        b'{"live": ' + b"9" * 100_000 + b"}",
+        json.dumps({"live": [0] * 300_000}).encode(),
+        "endless",
+    ],
+)
+async def test_an_answer_that_is_not_understood_counts_as_none(executor: Executor, health: Any) -> None:
+    executor.health = health
+    assert not (await asked()).answered
+
+
+async def test_a_silent_executor_is_given_up(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_contact, "ANSWER_SECONDS", 0.2)
+    executor.workspaces = "silence"
+    assert not (await asked()).answered
+
+
+async def test_without_an_executor_the_request_ends() -> None:
+    assert not (await asked()).answered
