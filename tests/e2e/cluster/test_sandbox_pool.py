@@ -1,0 +1,149 @@
+"""SandboxPools with real pods: jobs share them, they grow and shrink, and what dies leaves nothing behind."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Job, Object, eventually, small_job
+
+NewJob = Callable[[Object], Job]
+CYCLE = 5.0  # seconds between two questions to an executor
+
+
+class Pool:
+    """A SandboxPool of the quickstart's image."""
+
+    def __init__(self, cluster: Cluster, namespace: str, **spec: Any) -> None:
+        self.cluster, self.namespace = cluster, namespace
+        self.body: Object = {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "SandboxPool",
+            "metadata": {"name": "warm", "namespace": namespace},
+            "spec": {"sandbox": {"image": QUICKSTART_IMAGE, "perSandbox": 4}, **spec},
+        }
+        cluster.apply(self.body)
+
+    @property
+    def status(self) -> Object:
+        found = self.cluster.get("sandboxpool", "warm", self.namespace)
+        status: Object = (found or {}).get("status", {})
+        return status
+
+    def sandboxes(self) -> dict[str, Object]:
+        listed = self.cluster.list("sandboxes", self.namespace, "rollout.dev/pool=warm")
+        return {sandbox["metadata"]["name"]: sandbox for sandbox in listed}
+
+    def until(self, seconds: float = 90, **wanted: object) -> None:
+        """Wait until these fields of the status have these values; those of `places` too."""
+
+        def is_so() -> bool | None:
+            flat = {"readyReplicas": 0, "draining": 0, **self.status.get("places", {}), **self.status}
+            return all(flat.get(field) == value for field, value in wanted.items()) or None
+
+        eventually(is_so, seconds, lambda: f"{wanted}: {self.status}, {list(self.sandboxes())}")
+
+    def executors_are_empty(self) -> None:
+        self.until(used=0)
+
+
+def pooled(name: str, tasks: int, seconds: float = 0, **spec: Any) -> Object:
+    manifest = small_job(name, tasks, groupSize=2, **spec)
+    for task in manifest["spec"]["tasks"]["inline"]:
+        task["solution"] = [f"sleep {seconds}; touch solved"]
+    manifest["spec"]["sandbox"]["workspaces"] = {"mode": "Overlay"}
+    return manifest
+
+
+def test_jobs_share_a_pool_that_grows_and_shrinks(cluster: Cluster, namespace: str, new_job: NewJob) -> None:
+    pool = Pool(cluster, namespace, replicas=1, maxReplicas=3, idleSeconds=3)
+    pool.until(readyReplicas=1)
+    first = set(pool.sandboxes())
+    jobs = [new_job(pooled(name, 4, seconds=8, runners={"concurrency": 8})).apply() for name in ("one", "two")]
+    pool.until(readyReplicas=3)
+    for job in jobs:
+        job.wait("Succeeded")
+        results = job.results()
+        assert [result["outcome"] for result in results] == ["Completed"] * 8
+        assert {result["reward"] for result in results} == {1.0}
+        assert not any(result["failedAttempts"] for result in results)
+        assert not job.sandboxes()
+    pool.until(readyReplicas=1, draining=0, used=0, wanted=0)
+    eventually(lambda: len(pool.sandboxes()) == 1 or None, 90, lambda: str(pool.sandboxes()))
+    assert first
+    lines = cluster.kubectl("get", "sandboxpools", "-n", namespace).stdout.splitlines()
+    assert lines[0].split() == ["NAME", "READY", "DESIRED", "USED", "PLACES", "REASON", "AGE"]
+    assert lines[1].split()[:6] == ["warm", "1", "1", "0", "4", "Ready"]
+    cluster.kubectl("scale", "sandboxpool/warm", "--replicas=0", "-n", namespace)
+    eventually(lambda: not pool.sandboxes() or None, 90, lambda: str(pool.sandboxes()))
+
+
+@pytest.mark.full
+def test_a_pool_of_another_spec_replaces_the_old_one_under_running_rollouts(
+    cluster: Cluster, namespace: str, new_job: NewJob
+) -> None:
+    pool = Pool(cluster, namespace, replicas=2)
+    pool.until(readyReplicas=2)
+    before = set(pool.sandboxes())
+    job = new_job(pooled("long", 3, seconds=25)).apply()
+    pool.until(used=6)
+    pool.body["spec"]["sandbox"]["perSandbox"] = 5
+    cluster.apply(pool.body)
+    eventually(lambda: not before & set(pool.sandboxes()) or None, 180, lambda: str(pool.sandboxes()))
+    pool.until(readyReplicas=2, draining=0)
+    job.wait("Succeeded")
+    assert [(one["outcome"], one["failedAttempts"]) for one in job.results()] == [("Completed", [])] * 6
+
+
+@pytest.mark.full
+def test_a_deleted_job_leaves_nothing_in_the_pool(cluster: Cluster, namespace: str, new_job: NewJob) -> None:
+    pool = Pool(cluster, namespace, replicas=1)
+    pool.until(readyReplicas=1)
+    before = set(pool.sandboxes())
+    gone, stays = (new_job(pooled(name, 1, seconds=40)).apply() for name in ("gone", "stays"))
+    pool.until(used=4)
+    gone.delete("--cascade=foreground")
+    pool.until(used=2)
+    stays.wait("Succeeded")
+    assert [(one["outcome"], one["failedAttempts"]) for one in stays.results()] == [("Completed", [])] * 2
+    pool.until(used=0)
+    assert set(pool.sandboxes()) == before
+
+
+@pytest.mark.full
+def test_a_killed_runner_and_a_killed_pod_cost_attempts_alone(
+    cluster: Cluster, namespace: str, new_job: NewJob
+) -> None:
+    pool = Pool(cluster, namespace, replicas=2)
+    pool.until(readyReplicas=2)
+    job = new_job(pooled("hurt", 3, seconds=20)).apply()
+    pool.until(used=6)
+    [runner] = job.pods("runner")
+    cluster.kubectl("delete", "pod", runner["metadata"]["name"], "-n", namespace, "--grace-period=0", "--force")
+    eventually(
+        lambda: [one for one in job.pods("runner") if one["metadata"]["uid"] != runner["metadata"]["uid"]] or None, 90
+    )
+    victim = next(iter(pool.sandboxes()))
+    cluster.kubectl("delete", "pod", victim, "-n", namespace, "--grace-period=0", "--force")
+    job.wait("Succeeded")
+    assert [(one["outcome"], one["reward"]) for one in job.results()] == [("Completed", 1.0)] * 6
+    pool.until(readyReplicas=2, used=0)
+    assert victim not in pool.sandboxes()
+
+
+@pytest.mark.full
+def test_a_pool_whose_image_does_not_exist_says_so_and_jobs_do_without(
+    cluster: Cluster, namespace: str, new_job: NewJob
+) -> None:
+    pool = Pool(cluster, namespace)
+    pool.body["spec"]["sandbox"]["image"] = "example.invalid/none:1"
+    cluster.apply(pool.body)
+
+    def reason() -> bool | None:
+        conditions = pool.status.get("conditions", [])
+        return any(one["reason"] in ("ImagePullBackOff", "ErrImagePull") for one in conditions) or None
+
+    eventually(reason, 120, lambda: str(pool.status))
+    job = new_job(pooled("other", 1)).apply()
+    job.wait("Succeeded")
+    assert job.sandboxes() or [one["outcome"] for one in job.results()] == ["Completed"] * 2
