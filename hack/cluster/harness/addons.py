@@ -1,6 +1,7 @@
 """Optional additions of a cluster, for the tests that need them."""
 
 import contextlib
+import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +12,28 @@ from .api import Api, ApiError
 from .archives import write_archive
 from .cluster import Say
 from .layout import Layout, State
-from .recipes import CONTOUR, ENDPOINT_PICKER
+from .recipes import AGENT_SANDBOX, CONTOUR, ENDPOINT_PICKER
 
 LWS_IMAGE, LWS_NAMESPACE = "localhost/lws:1", "lws-system"
+SANDBOX_IMAGE, SANDBOX_NAMESPACE = "localhost/agent-sandbox:1", "agent-sandbox-system"
+# As its own documentation recommends for many sandboxes at once.
+SANDBOX_WORKERS = {
+    "sandboxConcurrentWorkers": 1000,
+    "sandboxClaimConcurrentWorkers": 1000,
+    "sandboxWarmPoolConcurrentWorkers": 100,
+    "sandboxTemplateConcurrentWorkers": 1000,
+    "sandboxWarmPoolMaxBatchSize": 1000,
+}
+# The first spares each claim a call of the controller, as in 1.0, which has no other version of its objects. The others
+# spare writes, memory and waiting.
+SANDBOX_FLAGS = (
+    "--enable-webhook=false",
+    "--disable-claim-events",
+    "--disable-claim-observability-annotations",
+    "--cache-label-selectors",
+    "--separate-watch-connection",
+    "--api-connections=4",
+)
 POOLS = "inferencepools.inference.networking.k8s.io"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
@@ -76,12 +96,8 @@ def _slices(api: Api) -> list[str]:
 
 def _start_lws(state: State, say: Say) -> None:
     layout, programs = state.layout, build.programs_folder()
-    archive = layout.state / "lws.tar"
     # The chart runs the program at this path.
-    write_archive(archive, LWS_IMAGE, {"/manager": programs / "lws"})
-    for index in state.nodes:
-        images.load(layout.node(index), programs, archive)
-    archive.unlink()
+    _load(state, LWS_IMAGE, "/manager", programs / "lws")
     repository, _, tag = LWS_IMAGE.rpartition(":")
     values = {
         "image.manager.repository": repository,
@@ -94,7 +110,7 @@ def _start_lws(state: State, say: Say) -> None:
     }
     settings = [f"--set={key}={value}" for key, value in values.items()]
     chart = str(build.share_folder() / "lws" / "lws")
-    _helm(layout, "upgrade", "--install", "lws", chart, "--create-namespace", "--wait", "--timeout=3m", *settings)
+    _install(layout, "lws", chart, LWS_NAMESPACE, settings)
     log = nodes.log_file(layout.node(0), "kubelet")
     # Its pod is ready before the webhooks' certificate exists.
     cluster.wait("LeaderWorkerSet's webhook", lambda: _accepts_sets(cluster.admin(layout)), log, seconds=180)
@@ -113,13 +129,80 @@ def _accepts_sets(api: Api) -> bool:
 
 
 def _stop_lws(layout: Layout) -> None:
-    _helm(layout, "uninstall", "lws", "--ignore-not-found", "--wait", "--timeout=3m")
+    _uninstall(layout, "lws", LWS_NAMESPACE)
+
+
+def _start_agent_sandbox(state: State, say: Say) -> None:
+    layout, program = state.layout, build.build_one(AGENT_SANDBOX.name, say)
+    _load(state, SANDBOX_IMAGE, "/agent-sandbox-controller", program)
+    repository, _, tag = SANDBOX_IMAGE.rpartition(":")
+    values = {
+        "image.repository": repository,
+        "image.tag": tag,
+        "namespace.create": False,
+        "controller.extensions": True,
+        # One replica needs no election, and loses its lease when the machine is busy.
+        "controller.leaderElect": False,
+        "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}},
+        **{f"controller.{name}": number for name, number in SANDBOX_WORKERS.items()},
+        "controller.extraArgs": list(SANDBOX_FLAGS),
+    }
+    chart = _sandbox_chart()
+    _kubectl(layout, "apply", "--server-side", "--force-conflicts", "-f", str(chart / "crds"))
+    for name in _sandbox_kinds(chart):
+        # Without the webhook, objects of their other version could not be read. The benchmark has none.
+        none = {"spec": {"conversion": {"strategy": "None", "webhook": None}}}
+        _kubectl(layout, "patch", "crd", name, "--type=merge", "-p", json.dumps(none))
+    settings = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
+    _install(layout, "agent-sandbox", str(chart), SANDBOX_NAMESPACE, ["--skip-crds", *settings])
+    # The probe's limit of a second restarts the controller when the machine is busy.
+    probe = [{"op": "remove", "path": "/spec/template/spec/containers/0/livenessProbe"}]
+    deployment = ("deployment/agent-sandbox-controller", "-n", SANDBOX_NAMESPACE)
+    _kubectl(layout, "patch", *deployment, "--type=json", "-p", json.dumps(probe))
+    _kubectl(layout, "rollout", "status", *deployment, "--timeout=3m")
+
+
+def _stop_agent_sandbox(layout: Layout) -> None:
+    chart = _sandbox_chart()
+    if chart.exists():
+        # While the controller runs, which removes the finalizers of its objects.
+        _kubectl(layout, "delete", "-f", str(chart / "crds"), "--ignore-not-found", "--wait=true", "--timeout=3m")
+    _uninstall(layout, "agent-sandbox", SANDBOX_NAMESPACE)
+
+
+def _sandbox_chart() -> Path:
+    return build.CACHE / AGENT_SANDBOX.folder / "share" / AGENT_SANDBOX.name / "helm"
+
+
+def _sandbox_kinds(chart: Path) -> list[str]:
+    """Returns names of the chart's kinds: each is in a file `GROUP_PLURAL.yaml`."""
+    files = (path.stem.partition("_") for path in sorted((chart / "crds").iterdir()))
+    return [f"{plural}.{group}" for group, _, plural in files]
+
+
+def _load(state: State, image: str, target: str, program: Path) -> None:
+    """Loads an image into all nodes that has only a program, at the path `target`."""
+    layout, programs = state.layout, build.programs_folder()
+    archive = layout.state / "addon.tar"
+    write_archive(archive, image, {target: program})
+    for index in state.nodes:
+        images.load(layout.node(index), programs, archive)
+    archive.unlink()
+
+
+def _install(layout: Layout, release: str, chart: str, namespace: str, settings: list[str]) -> None:
+    options = ["--create-namespace", "--wait", "--timeout=3m", *settings]
+    _helm(layout, namespace, "upgrade", "--install", release, chart, *options)
+
+
+def _uninstall(layout: Layout, release: str, namespace: str) -> None:
+    _helm(layout, namespace, "uninstall", release, "--ignore-not-found", "--wait", "--timeout=3m")
     with contextlib.suppress(ApiError):
-        cluster.admin(layout).request("DELETE", f"/api/v1/namespaces/{LWS_NAMESPACE}")
+        cluster.admin(layout).request("DELETE", f"/api/v1/namespaces/{namespace}")
 
 
-def _helm(layout: Layout, *arguments: str) -> None:
-    place = [f"--kubeconfig={layout.kubeconfig}", f"--namespace={LWS_NAMESPACE}"]
+def _helm(layout: Layout, namespace: str, *arguments: str) -> None:
+    place = [f"--kubeconfig={layout.kubeconfig}", f"--namespace={namespace}"]
     _run([str(build.programs_folder() / "helm"), *arguments, *place], f"helm {arguments[0]}")
 
 
@@ -164,4 +247,5 @@ ADDONS = {
     "leader-worker-set": Addon(_start_lws, _stop_lws),
     "inference-pools": Addon(_start_pools, _stop_pools),
     "contour": Addon(_start_contour, _stop_contour),
+    "agent-sandbox": Addon(_start_agent_sandbox, _stop_agent_sandbox),
 }

@@ -145,7 +145,15 @@ OAUTH2_PROXY = Recipe(
     "7.15.6",
     {"oauth2-proxy": "github.com/oauth2-proxy/oauth2-proxy/v7"},
 )
-ON_REQUEST = (ENDPOINT_PICKER, CONTOUR, OAUTH2_PROXY)
+# The controller that a benchmark compares jobs with. Its releases from 1.0.0 on could not be downloaded as Go modules.
+AGENT_SANDBOX = Recipe(
+    "agent-sandbox",
+    "sigs.k8s.io/agent-sandbox",
+    "0.5.6",
+    {"agent-sandbox": "sigs.k8s.io/agent-sandbox/cmd/agent-sandbox-controller"},
+    share=("helm",),
+)
+ON_REQUEST = (ENDPOINT_PICKER, CONTOUR, OAUTH2_PROXY, AGENT_SANDBOX)
 
 # The pause container holds a pod's namespaces open, reaps orphans, and ends on a signal.
 PAUSE_SOURCE = """

@@ -1,6 +1,6 @@
 import dataclasses
 
-from hack.cluster.harness.recipes import RECIPES, Recipe, module_file, staging_modules
+from hack.cluster.harness.recipes import ON_REQUEST, RECIPES, Recipe, module_file, staging_modules
 
 GO_MOD = """\
 module k8s.io/kubernetes
@@ -37,5 +37,5 @@ def test_programs_of_an_older_recipe_are_rebuilt() -> None:
 
 
 def test_no_two_recipes_build_a_program_of_the_same_name() -> None:
-    programs = [program for recipe in RECIPES for program in recipe.packages]
+    programs = [program for recipe in (*RECIPES, *ON_REQUEST) for program in recipe.packages]
     assert len(programs) == len(set(programs))
