@@ -35,6 +35,7 @@ ON_CLUSTER = (
     "cluster_workspaces",
     "cluster_cold_start",
     "cluster_jobs",
+    "cluster_pool",
     "cluster_scale",
     "cluster_gateway",
 )

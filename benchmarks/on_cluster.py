@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from benchmarks.conversation import ROOT, Process
 from rollout_api.cluster import runner_name
 from tests.support.cluster import (
@@ -33,6 +35,8 @@ SUBJECT_FILES = ("conversation.py", "subjects/runner_pod.py", "__init__.py", "su
 PLACES = 16  # workspaces of a sandbox: more than any benchmark uses at once
 START_SECONDS = 180.0
 END_SECONDS = 1200.0
+WRITES = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"})
+REVIEWS = frozenset({"authentication.k8s.io", "authorization.k8s.io"})
 OPERATOR = "system:serviceaccount:agent-rollouts:agent-rollouts"
 
 
@@ -147,6 +151,23 @@ def _peers_rights(job: Job) -> tuple[Object, Object]:
             "subjects": [account],
         },
     )
+
+
+def api_writes(cluster: Cluster) -> Counter[str]:
+    """Return the writes that the API server has had so far from anyone, by `VERB resource[/subresource]`. Without leases,
+    which are renewed at all times, and without requests that only ask for a token or a review.
+    """
+    found: Counter[str] = Counter()
+    lines = cluster.kubectl("get", "--raw", "/metrics").stdout.splitlines()
+    text = "\n".join(line for line in lines if line.startswith("apiserver_request_total{"))
+    for family in text_string_to_metric_families(f"{text}\n"):
+        for sample in family.samples:
+            labels = sample.labels
+            verb, resource, subresource = (labels[name] for name in ("verb", "resource", "subresource"))
+            stored = resource != "leases" and subresource != "token" and labels["group"] not in REVIEWS
+            if verb in WRITES and stored:
+                found[f"{verb} {'/'.join(filter(None, (resource, subresource)))}"] += int(sample.value)
+    return found
 
 
 class AuditLog:
