@@ -5,6 +5,7 @@
 
 import argparse
 import contextlib
+import math
 import os
 import sys
 import time
@@ -24,6 +25,9 @@ from tests.support.cluster import QUICKSTART_IMAGE, Cluster
 
 PEER = f"agent-sandbox {AGENT_SANDBOX.version}"
 SEALED_SECONDS = 1800.0
+FILL_SECONDS = 240
+# Workspaces of one sandbox of our pool at once.
+POOL_PLACES = 32
 # What the cluster still writes about pods that have ended, such as their deletions, belongs to their rollouts.
 SETTLE_SECONDS, SETTLE_POLL_SECONDS = 60.0, 2.0
 
@@ -119,8 +123,8 @@ def _rows(who: str, run: Run, target: Target | None = None) -> list[Row]:
 
 
 def run_ours(cluster: Cluster, load: Load) -> Run:
-    """Run the load as one RolloutJob: a task for each environment, whose rollouts share a sandbox. The clock starts before
-    the job exists, and ends when its results are written.
+    """Run the load as one RolloutJob in a SandboxPool: a task for each environment. The clock starts before the job exists,
+    and ends when its results are written.
     """
     tasks = [
         {
@@ -133,12 +137,14 @@ def run_ours(cluster: Cluster, load: Load) -> Run:
     ]
     spec = {
         "groupSize": load.members,
-        "sandbox": {"workspaces": {"mode": "Overlay", "perSandbox": load.members}},
+        "sandbox": {"pool": "warm", "workspaces": {"mode": "Overlay"}},
         "verifier": {"mode": "Shared"},
         "runners": {"concurrency": load.at_once},
         "tasks": {"inline": tasks},
     }
     with new_namespace(cluster) as namespace:
+        pods = math.ceil(load.at_once / POOL_PLACES)
+        _fill(cluster, namespace, pods)
         before = api_writes(cluster)
         started = time.monotonic()
         job = job_in(cluster, namespace, "noop", spec)
@@ -147,8 +153,21 @@ def run_ours(cluster: Cluster, load: Load) -> Run:
         outcomes = job.status["outcomes"]
         failed = load.rollouts - outcomes.get("Completed", 0)
         claims = [result["seconds"]["boot"] for result in job.results()]
-        _settle(cluster, namespace, 0)
-        return Run(load, seconds, claims, api_writes(cluster) - before, failed, str(outcomes) if failed else "")
+        _settle(cluster, namespace, pods)
+        writes = api_writes(cluster) - before
+        return Run(load, seconds, claims, writes, failed, str(outcomes) if failed else "", prepared=pods)
+
+
+def _fill(cluster: Cluster, namespace: str, pods: int) -> None:
+    """Create the pool, and wait until its sandboxes are ready."""
+    pool = {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "SandboxPool",
+        "metadata": {"name": "warm", "namespace": namespace},
+        "spec": {"replicas": pods, "sandbox": {"image": QUICKSTART_IMAGE, "perSandbox": POOL_PLACES}},
+    }
+    cluster.apply(pool)
+    cluster.kubectl("wait", "sandboxpool/warm", "-n", namespace, "--for=condition=Ready", f"--timeout={FILL_SECONDS}s")
 
 
 def run_peer(cluster: Cluster, load: Load, call: str) -> Run:
