@@ -29,6 +29,7 @@ COMPARED = (
     "operator_memory",
     "journal",
     "dockerfiles",
+    "memory_overcommit",
 )
 ON_CLUSTER = (
     "cluster_tool_call",

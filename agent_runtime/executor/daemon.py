@@ -55,7 +55,11 @@ class Daemon:
             "live": self.sandbox.live(),
             "uses": self.sandbox.uses,
             "uptimeSeconds": round(time.monotonic() - self._started_at, 3),
-            "memoryBytes": {"used": sum(u["memoryBytes"] for u in usages), "limit": limits.memory_bytes},
+            "memoryBytes": {
+                "used": sum(u["memoryBytes"] for u in usages),
+                "limit": limits.memory_bytes,
+                **host.watch.paused_commands(),
+            },
             "diskBytes": {"used": sum(u["diskBytes"] for u in usages), "limit": limits.disk_bytes},
             "guarantees": host.guarantees(),
         }

@@ -14,11 +14,11 @@ TICK_SECONDS = 5.0
 
 class WorkingTime:
     """The event loop's time, without periods in which this process was stopped (SIGSTOP, Ctrl-Z) or frozen with its
-    container. It detects them by two readings more than twice `TICK_SECONDS` apart.
+    container. It detects them by two readings more than twice `TICK_SECONDS` apart. `time` replaces the loop's time.
     """
 
-    def __init__(self) -> None:
-        self._time = asyncio.get_running_loop().time
+    def __init__(self, time: Callable[[], float] | None = None) -> None:
+        self._time = time or asyncio.get_running_loop().time
         self._read_at = self._time()
         self._stood_still = 0.0
 

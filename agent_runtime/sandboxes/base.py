@@ -26,6 +26,8 @@ NETWORK_LOST = "NetworkLost"
 """Reason of a sandbox whose kernel acknowledges no packets, although its pod and its node run."""
 DISK_FULL = "DiskFull"
 """Reason of a workspace that is unreliable, because other programs have filled its disk."""
+SANDBOX_MEMORY = "SandboxMemory"
+"""Reason of a workspace that was ended within its limits, because its sandbox had no memory left for all."""
 
 
 class Evidence(StrEnum):
@@ -41,7 +43,7 @@ class Evidence(StrEnum):
 _EVIDENCE = {
     Evidence.OUTSIDE: (
         *("Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "Idle", NETWORK_LOST),
-        *(INTERRUPTED, DISK_FULL),
+        *(INTERRUPTED, DISK_FULL, SANDBOX_MEMORY),
     ),
     Evidence.OWN_LIMIT: ("StorageExceeded",),
     # These have several possible causes. Kubernetes also reports OOMKilled when another pod used up the node's memory;
@@ -245,7 +247,9 @@ class CommandResult:
     exit_code: int | None
     signal: int | None
     cause: str | None
-    """Deadline | Signal | Memory | Disk | Processes | Attacked | WorkspaceEnded when the executor ended it, else None."""
+    """Deadline | Signal | Memory | Disk | Processes | Attacked | SandboxMemory | WorkspaceEnded when the executor ended it,
+    else None.
+    """
     seconds: float
     stdout: bytes
     stderr: bytes

@@ -86,6 +86,11 @@ class Process:
         return round((self._ended_at or self._now()) - self._started_at, 6)
 
     @property
+    def is_paused(self) -> bool:
+        """Whether it waits because the sandbox's memory is short."""
+        return not self.is_ended and self._pause.is_on
+
+    @property
     def is_complete(self) -> bool:
         """Whether the process has ended, and its streams are closed."""
         return self.is_ended and all(end.is_closed for end in self._ends.values())
@@ -93,7 +98,9 @@ class Process:
     def start(self, workspace: Workspace, env: Mapping[str, str], settled: Callable[[], None]) -> None:
         """Request its start, with `env` as its whole environment."""
         self._settled = settled
-        self._now = WorkingTime()
+        self._pause = workspace.pause
+        time = asyncio.get_running_loop().time
+        self._now = WorkingTime(lambda: time() - workspace.pause.seconds())
         self._started_at = self._now()
         if self._spec.tty:
             self._run_in_background(self._start_in_terminal(workspace, env, self._spec.tty))
@@ -123,7 +130,7 @@ class Process:
                 self._input.close()
         request = StartRequest(spec.command, env, spec.cwd, spec.user, spec.tty is not None)
         try:
-            self._child = workspace.start(request, self, streams)
+            self._child = workspace.start(request, self, streams, is_lasting=spec.deadline_seconds is None)
         except (FileFailure, WorkspaceFailure) as failure:
             self.refused(failure)
         if self.is_ended:

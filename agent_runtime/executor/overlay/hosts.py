@@ -362,7 +362,7 @@ class OverlayHost(Host):
         finally:
             self._begun -= 1
         if joined is not None:
-            workspace.members = joined.members
+            workspace.members, workspace.pause = joined.members, joined.pause
             joined.members.add(workspace)
         layer = workspace.layer
         self._below[layer], self._ids[layer], self._users[layer] = parent, spec.id, 1

@@ -10,7 +10,7 @@ import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from agent_runtime.executor.host import Limits
@@ -74,38 +74,23 @@ def fair_nice(runnable: int, processors: int, ordinary: int = 0) -> int:
     return min(MAX_NICE, ordinary + math.ceil(math.log(excess, _NICE_RATIO)))
 
 
-def sandbox_excess(
-    usages: Mapping[str, Usage],
-    active: Iterable[str],
-    memory_bytes: int | None,
-    disk_bytes: int | None,
-    leaders: Mapping[str, str] | None = None,
-) -> tuple[str, str] | None:
-    """Return (workspace, cause) of the active workspace that uses most, if all together come near the sandbox's limit;
-    else None.
+def sandbox_disk_excess(
+    usages: Mapping[str, Usage], active: Iterable[str], disk_bytes: int | None, leaders: Mapping[str, str] | None = None
+) -> str | None:
+    """Return the active workspace that uses most disk, if all together come near the sandbox's limit; else None.
 
     Workspaces with the same leader count together, so that a task with services does not look small. Of these, the
     largest one is returned.
     """
     candidates = [name for name in active if name in usages]
     leaders = leaders or {}
-
-    def largest(amount: Callable[[Usage], int]) -> str:
-        sums = Counter[str]()
-        for name, usage in usages.items():
-            sums[leaders.get(name, name)] += amount(usage)
-        return max(candidates, key=lambda name: (sums[leaders.get(name, name)], amount(usages[name])))
-
-    if not candidates:
+    used = sum(usage.disk_bytes for usage in usages.values())
+    if not candidates or disk_bytes is None or used <= disk_bytes * _SANDBOX_FRACTION:
         return None
-    if (
-        memory_bytes is not None
-        and sum(usage.memory_bytes for usage in usages.values()) > memory_bytes * _SANDBOX_FRACTION
-    ):
-        return largest(lambda usage: usage.memory_bytes), "Memory"
-    if disk_bytes is not None and sum(usage.disk_bytes for usage in usages.values()) > disk_bytes * _SANDBOX_FRACTION:
-        return largest(lambda usage: usage.disk_bytes), "Disk"
-    return None
+    sums = Counter[str]()
+    for name, usage in usages.items():
+        sums[leaders.get(name, name)] += usage.disk_bytes
+    return max(candidates, key=lambda name: (sums[leaders.get(name, name)], usages[name].disk_bytes))
 
 
 def shm_bytes(shm: int) -> int:

@@ -14,6 +14,16 @@ from typing import TYPE_CHECKING, Any
 from agent_runtime.executor.host import WorkspaceFailure
 from agent_runtime.executor.init.processes import Process, all_processes, descendants, live_threads, runnable_threads
 from agent_runtime.executor.init.trees import remove_entry
+from agent_runtime.executor.overlay.memory import (
+    Decision,
+    Situation,
+    Unit,
+    decide,
+    is_near,
+    last_mark,
+    node_has_pressure,
+    read_pressure,
+)
 from agent_runtime.executor.overlay.usage import (
     MAX_NICE,
     Usage,
@@ -22,7 +32,7 @@ from agent_runtime.executor.overlay.usage import (
     hidden_bytes,
     is_largest,
     memory_bytes,
-    sandbox_excess,
+    sandbox_disk_excess,
     shm_bytes,
     total,
 )
@@ -41,6 +51,12 @@ _DYING_CHECKS = 250
 _REST_FACTOR = 9
 # Other programs of the machine use the disk too, so smaller changes do not cause a count.
 _DISK_STEP_BYTES = 1024 * 1024
+# While memory may become short: several processors together use about 20 MiB in this time.
+_NEAR_CHECK_SECONDS = 0.005
+_NEAR_REST_FACTOR = 3
+_PRESSURE_SECONDS = 1.0
+# Smaller changes do not show that memory was freed.
+_FALL = 0.02
 # Counting time depends on the number of files, and a shared disk changes all the time. So counting pauses like
 # measuring, but never longer than this, because nothing is counted during a pause.
 _COUNT_REST_SECONDS = 1.0
@@ -68,6 +84,12 @@ class Watch:
         self._observations: dict[Workspace, _Observation] = {}
         self._stopping: dict[Workspace, asyncio.Task[None]] = {}
         self._awake = asyncio.Event()
+        # The sandbox's memory at the last check, its highest use since it last fell, and when it fell.
+        self._used = self._highest = 0
+        self._fell_at = time.monotonic()
+        self._starts_wait = self._has_pressure = False
+        self._is_settled = True
+        self._pressure_read_at = -_PRESSURE_SECONDS
         with open(os.memfd_create("device", os.MFD_CLOEXEC), "rb") as probe:
             self._memory_device = os.fstat(probe.fileno()).st_dev
         self._task = asyncio.create_task(self._run())
@@ -79,16 +101,32 @@ class Watch:
             self._observations[workspace] = _Observation(self._file_system_used())
         self._awake.set()
 
+    def admit(self, workspace: Workspace) -> None:
+        """Watch the workspace before it starts a command. The command must wait if its `pause` is on then."""
+        if self._starts_wait and not self._active.intersection(workspace.members):
+            workspace.pause.begin()
+        self.add(workspace)
+
+    def paused_commands(self) -> dict[str, int]:
+        """Return how many commands are paused, and how many wait for their start, because memory is short."""
+        counts = [workspace.commands() for workspace in self._active if workspace.pause.is_on]
+        return {"paused": sum(started for started, _ in counts), "waiting": sum(waiting for _, waiting in counts)}
+
     def is_active(self, workspace: Workspace) -> bool:
         """Whether the workspace has processes, or had some at the last check."""
         return workspace in self._active
 
     def remove(self, workspace: Workspace) -> None:
         """Stop watching an ended workspace."""
-        self._active.discard(workspace)
+        self._deactivate(workspace)
         observation = self._observations.pop(workspace, None)
         if observation and observation.counting:
             observation.counting.cancel()
+
+    def _deactivate(self, workspace: Workspace) -> None:
+        self._active.discard(workspace)
+        if not self._active.intersection(workspace.members):
+            workspace.pause.end()
 
     def close(self) -> None:
         self._task.cancel()
@@ -100,31 +138,97 @@ class Watch:
             await self._awake.wait()
             limited = self._memory_limit or self._disk_limit
             limited = limited or any(_limited(workspace) for workspace in self._active)
-            await asyncio.sleep(_CHECK_SECONDS if limited else _IDLE_CHECK_SECONDS)
+            near = self._memory_limit is not None and is_near(self._used, self._memory_limit)
+            pause = _CHECK_SECONDS if limited else _IDLE_CHECK_SECONDS
+            await asyncio.sleep(_NEAR_CHECK_SECONDS if near else pause)
             began = time.thread_time()
             await self._check_all()
-            await asyncio.sleep((time.thread_time() - began) * _REST_FACTOR)
+            await asyncio.sleep((time.thread_time() - began) * (_NEAR_REST_FACTOR if near else _REST_FACTOR))
 
     async def _check_all(self) -> None:
         used = self._file_system_used()
         for workspace in list(self._active):
             # Checking all of them in a row would block everything else for long.
             await asyncio.sleep(0)
-            if workspace not in self._active:
-                continue
+            if workspace not in self._active or workspace.is_resting:
+                continue  # a resting one has a command that will wake it
             workspace.end_unreported()
             with contextlib.suppress(OSError):
                 self._check(workspace, used)
         if not self._active:
             self._awake.clear()
+            self._starts_wait = False
+        if self._memory_limit is not None:
+            self._check_memory(self._memory_limit)
         if self._stopping:
             return  # a workspace that is being stopped still counts, so do not stop another one meanwhile
         usages = {str(id(workspace)): workspace.last for workspace in self._observations}
         active = {str(id(workspace)): workspace for workspace in self._active}
         leaders = {str(id(workspace)): str(id(workspace.members)) for workspace in self._observations}
-        over = sandbox_excess(usages, active, self._memory_limit, self._disk_limit, leaders)
+        over = sandbox_disk_excess(usages, active, self._disk_limit, leaders)
         if over is not None:
-            self._stop(active[over[0]], self._end(active[over[0]], over[1]))
+            self._stop(active[over], self._end(active[over], "Disk"))
+
+    def _check_memory(self, limit: int) -> None:
+        used = sum(workspace.last.memory_bytes for workspace in self._observations)
+        growth, self._used = max(0, used - self._used), used
+        groups = self._groups()
+        units = [
+            Unit(
+                name,
+                sum(member.last.memory_bytes for member in group),
+                min(member.oldest_command for member in group),
+                group[0].spec.limits.memory_bytes,
+                group[0].pause.is_on,
+            )
+            for name, group in groups.items()
+        ]
+        now = time.monotonic()
+        self._highest = max(self._highest, used)
+        if not self._starts_wait or used < self._highest - limit * _FALL:
+            self._highest, self._fell_at = used, now
+        if now - self._pressure_read_at >= _PRESSURE_SECONDS:
+            self._pressure_read_at, self._has_pressure = now, node_has_pressure(read_pressure())
+        stuck = now - self._fell_at
+        self._apply(decide(units, Situation(used, limit, growth, stuck, self._has_pressure, self._is_settled)), groups)
+
+    def _groups(self) -> dict[str, list[Workspace]]:
+        """Return the workspaces with processes or waiting commands, together with those that joined them."""
+        groups = {}
+        for members in {id(workspace.members): workspace.members for workspace in self._active}.values():
+            group = sorted(members, key=lambda member: member.spec.joins is not None)
+            pause = group[0].pause
+            if any(member.last.processes for member in group) or (pause.is_on and any(m.busy for m in group)):
+                groups[group[0].spec.id] = group
+            else:
+                pause.end()
+        return groups
+
+    def _apply(self, decision: Decision, groups: dict[str, list[Workspace]]) -> None:
+        self._starts_wait, self._is_settled = decision.starts_wait, not (decision.pause or decision.resume)
+        for name in decision.resume:
+            for member in groups[name]:
+                member.pause.proceed(member.proc, _listed_tools(member))
+            groups[name][0].pause.end()
+        for name in decision.pause:
+            groups[name][0].pause.begin()
+        for group in groups.values():
+            if group[0].pause.is_on:
+                for member in group:
+                    member.pause.stop(member.proc, _listed_tools(member))
+        if decision.end is not None and not self._stopping:
+            name, cause = decision.end
+            group = groups[name]
+            if cause == "Memory":
+                largest = max(group, key=lambda member: member.last.memory_bytes)
+                self._stop(largest, self._end(largest, cause))
+            else:
+                for member in group:
+                    message = (
+                        f"workspace {member.spec.id!r} was ended because the sandbox's memory, which its workspaces "
+                        "share, was used up; its own limit was not reached"
+                    )
+                    self._stop(member, member.fail(cause, message))
 
     def _check(self, workspace: Workspace, used: int) -> None:
         everything = all_processes(workspace.proc)
@@ -144,6 +248,9 @@ class Watch:
             (limit for limit in (limits.memory_bytes, self._memory_limit) if limit is not None), default=None
         )
         others = [member.last for member in workspace.members if member is not workspace]
+        if self._memory_limit is not None and is_near(self._used, self._memory_limit):
+            # The sum over many workspaces must be exact before one pauses.
+            memory_limit = min(memory_limit or sys.maxsize, int(last_mark(self._memory_limit) / len(self._active)))
         if memory_limit is not None:
             memory_limit = max(0, memory_limit - sum(usage.memory_bytes for usage in others))
         hidden_memory, hidden_disk, descriptors = hidden_bytes(workspace.proc, running, self._memory_device)
@@ -170,7 +277,7 @@ class Watch:
         if count == 0 and not workspace.busy:
             # The remaining processes are an idle subreaper or are ending, so stop watching.
             workspace.last = Usage(shared, 0, disk)
-            self._active.discard(workspace)
+            self._deactivate(workspace)
             self._host.rest_later(workspace)
 
     def _share_processors(
@@ -219,7 +326,8 @@ class Watch:
 
     def _stop(self, workspace: Workspace, ending: Coroutine[Any, Any, None]) -> None:
         # Its files stay on disk. A later command may run if it does not use more disk.
-        self._observations[workspace].stopped_at = workspace.last.disk_bytes
+        if workspace in self._observations:
+            self._observations[workspace].stopped_at = workspace.last.disk_bytes
         task = asyncio.create_task(ending)
         self._stopping[workspace] = task
         task.add_done_callback(lambda _: self._stopping.pop(workspace, None))
@@ -243,6 +351,13 @@ class Watch:
 def _tools(running: list[Process], init: int) -> list[Process]:
     """Return all processes except direct children of init, which are subreapers and helpers."""
     return [process for process in running if process.parent != init]
+
+
+def _listed_tools(workspace: Workspace) -> list[Process]:
+    if workspace.is_resting:
+        return []  # its descriptor is that of the whole machine
+    everything = all_processes(workspace.proc)
+    return _tools(descendants(everything, workspace.inner_init), workspace.inner_init)
 
 
 def _limited(workspace: Workspace) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from agent_runtime.executor.host import Exit, FileFailure, Watcher, WorkspaceFailure, WorkspaceSpec
 from agent_runtime.executor.init.channel import Message, StartRequest, close_all
 from agent_runtime.executor.init.init import CRASHED
+from agent_runtime.executor.overlay.pausing import Pause
 from agent_runtime.executor.overlay.peer import Peer, PeerClosed
 from agent_runtime.executor.overlay.usage import Usage, resident_bytes
 
@@ -47,8 +48,10 @@ def _failure(message: Message) -> FileFailure:
 class Command:
     """A command and its process tree. `pid` is its number inside the workspace."""
 
-    def __init__(self, workspace: Workspace, number: int, watcher: Watcher) -> None:
+    def __init__(self, workspace: Workspace, number: int, watcher: Watcher, *, is_lasting: bool) -> None:
         self.pid = 0
+        self.since = math.inf if is_lasting else time.monotonic()
+        """Since when others wait for its end; infinite for a server."""
         self._workspace, self._number = workspace, number
         # None when there are no further notifications.
         self._watcher: Watcher | None = watcher
@@ -171,6 +174,7 @@ class Workspace:
         self.frozen = False
         # The workspaces that share its network, itself included.
         self.members = {self}
+        self.pause = Pause()
         self.has_filled_disk = False
         self.last = Usage()
         self.host = host
@@ -259,8 +263,10 @@ class Workspace:
                 self.is_resting = False
                 self.host.rest_later(self)
 
-    def start(self, request: StartRequest, watcher: Watcher, descriptors: Sequence[int]) -> Command:
-        """Request the start of a command. `watcher` is notified of the result.
+    def start(
+        self, request: StartRequest, watcher: Watcher, descriptors: Sequence[int], *, is_lasting: bool = False
+    ) -> Command:
+        """Request the start of a command. `watcher` is notified of the result. `is_lasting`: it has no deadline.
 
         `descriptors` are its standard streams, and are closed by this call. For a terminal, all three are the slave end
         from `open_terminal`. Raises FileFailure and WorkspaceFailure for requests that cannot succeed.
@@ -273,12 +279,12 @@ class Workspace:
             close_all(sorted(set(descriptors)))
             raise
         number = next(self.numbers)
-        command = self._commands[number] = Command(self, number, watcher)
-        if self.is_resting or self._changing.locked():
-            self.run_in_background(self._start_awake(command, number, request, descriptors))
+        command = self._commands[number] = Command(self, number, watcher, is_lasting=is_lasting)
+        self.host.watch.admit(self)
+        if self.is_resting or self._changing.locked() or self.pause.is_on:
+            self.run_in_background(self._start_later(command, number, request, descriptors))
             return command
         self._peer.listen(number, command.handle)
-        self.host.watch.add(self)
         try:
             is_asked = self._peer.start_now(number, request, descriptors)
         except PeerClosed as gone:
@@ -290,26 +296,23 @@ class Workspace:
             self.run_in_background(self._start_later(command, number, request, descriptors))
         return command
 
-    async def _start_awake(
-        self, command: Command, number: int, request: StartRequest, descriptors: Sequence[int]
-    ) -> None:
-        try:
-            await self._awake()
-        except (WorkspaceFailure, FileFailure) as failure:
-            close_all(sorted(set(descriptors)))
-            command.refuse(failure)
-            return
-        self._peer.listen(number, command.handle)
-        self.host.watch.add(self)
-        await self._start_later(command, number, request, descriptors)
-
     async def _start_later(
         self, command: Command, number: int, request: StartRequest, descriptors: Sequence[int]
     ) -> None:
         try:
+            command.asked_at = math.inf
+            await self.pause.wait()
+            if number not in self._commands:
+                return  # it has ended meanwhile, with its workspace
+            command.asked_at = time.monotonic()
+            await self._awake()
+            self._peer.listen(number, command.handle)
+            self.host.watch.add(self)
             await self._peer.start(number, request, descriptors)
         except PeerClosed as gone:
             command.refuse(self._gone(gone))
+        except (WorkspaceFailure, FileFailure) as failure:
+            command.refuse(failure)
         finally:
             close_all(sorted(set(descriptors)))
 
@@ -467,6 +470,16 @@ class Workspace:
     def busy(self) -> bool:
         """Mark the workspace as active while an operation runs."""
         return bool(self._commands) or self._file_operations > 0
+
+    @property
+    def oldest_command(self) -> float:
+        """Return since when its oldest command runs or waits for its start; infinite without one."""
+        return min((command.since for command in self._commands.values()), default=math.inf)
+
+    def commands(self) -> tuple[int, int]:
+        """Return the number of commands that have started, and of those that have not."""
+        started = sum(command.asked_at is None for command in self._commands.values())
+        return started, len(self._commands) - started
 
     def usage(self) -> dict[str, int]:
         """Return the last observed `memoryBytes`, `processes`, `diskBytes`."""

@@ -140,6 +140,11 @@ def started(number: int, process: Process) -> bytes:
     return framed(number, bytes([IS_RUNNING]) + (process.id.encode() if process.is_settled else b""))
 
 
+def still_running(number: int, process: Process) -> bytes:
+    """Return the frame that reports a process without an answer so far. Without an id, its time is not running."""
+    return framed(number, bytes([IS_RUNNING])) if process.is_paused else started(number, process)
+
+
 def answer(number: int, process: Process) -> bytes:
     """Return the frame that reports how a process has ended; before its end, the same as `started`."""
     exit = process.exit
@@ -319,7 +324,7 @@ class CommandStream(asyncio.Protocol):
         for waiting in list(self._waiting.values()):
             if waiting.until > now:
                 break
-            self._transport.write(started(waiting.number, waiting.process))
+            self._transport.write(still_running(waiting.number, waiting.process))
             waiting.until = now + ANSWER_SECONDS
             self._waiting[waiting.number] = self._waiting.pop(waiting.number)
         if self._waiting:

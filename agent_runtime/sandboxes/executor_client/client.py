@@ -22,6 +22,7 @@ from urllib.parse import quote
 from agent_runtime.executor.commands.streams import UPGRADE
 from agent_runtime.sandboxes.base import (
     DISK_FULL,
+    SANDBOX_MEMORY,
     CommandResult,
     DiskFailed,
     Fence,
@@ -126,7 +127,8 @@ def refusal(status: int, body: bytes, what: str) -> Exception:
         case "WorkspaceFailed" if error.get("cause") == DISK_FULL:
             return disk_full(message)
         case "WorkspaceFailed":
-            return SandboxFailure("WorkspaceLost", message)
+            cause = error.get("cause")
+            return SandboxFailure(SANDBOX_MEMORY if cause == SANDBOX_MEMORY else "WorkspaceLost", message)
         case "NotFound" if "path" in error:
             return MissingFile(str(error["path"]), message)
         case "NotFound":

@@ -193,8 +193,9 @@ class CommandStream(asyncio.Protocol):
     def _take(self, number: int, content: bytearray) -> None:
         asked = self._pending.pop(number)
         if content[0] == IS_RUNNING and (asked.reports is not None or len(content) == 1):
-            if asked.reports is None or asked.reports > 0:
-                left = None if asked.reports is None else asked.reports - 1
+            if asked.reports is None or asked.reports > 0 or len(content) == 1:
+                # Without an id, the command waits or is paused, which its deadline leaves out.
+                left = None if asked.reports is None else asked.reports - (len(content) > 1)
                 self._pending[number] = asked._replace(until=self._loop.time() + SILENCE_SECONDS, reports=left)
             elif not asked.answer.done():
                 asked.answer.set_exception(

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from agent_runtime.sandboxes.base import (
     DISK_FULL,
+    SANDBOX_MEMORY,
     Ancestors,
     Carried,
     CommandResult,
@@ -139,7 +140,8 @@ class ExecutorWorkspace:
         failure = state.get("failure") or {}
         if failure.get("cause") in LIMIT_CAUSES:
             raise WorkspaceLimit(failure["cause"], str(failure.get("message", "")))
-        raise SandboxFailure("WorkspaceLost", f"workspace {self.name} is {state['state']}: {failure}")
+        reason = SANDBOX_MEMORY if failure.get("cause") == SANDBOX_MEMORY else "WorkspaceLost"
+        raise SandboxFailure(reason, f"workspace {self.name} is {state['state']}: {failure}")
 
     async def is_frozen(self) -> bool:
         """Whether the workspace exists and is frozen."""
@@ -179,7 +181,7 @@ class ExecutorWorkspace:
             raise WorkspaceLimit(answer.cause, f"the command used up the {answer.cause.lower()} of its workspace")
         if answer.cause == DISK_FULL:
             raise disk_full(f"command {key} of {self.name}")
-        if answer.cause in ("WorkspaceEnded", "Attacked"):
+        if answer.cause in ("WorkspaceEnded", "Attacked", SANDBOX_MEMORY):
             await self.require_live()
         return answer
 

@@ -264,7 +264,7 @@ async def test_the_largest_workspace_is_killed_before_the_sandboxs_memory_is_use
         script = "import time; x = b'x' * {}; print(1, flush=True); time.sleep(1000)"
         first, first_output = await start(small, [_PYTHON, "-c", script.format(100_000_000)])
         assert await asyncio.to_thread(os.read, first_output, 1) == b"1"
-        second, second_output = await start(large, [_PYTHON, "-c", script.format(180_000_000)])
+        second, second_output = await start(large, [_PYTHON, "-c", script.format(210_000_000)])
         assert (await asyncio.wait_for(second.exited, 30)).cause == "Memory"
         assert not first.exited.done()
         await first.signal(9, tree=True)

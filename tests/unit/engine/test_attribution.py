@@ -117,6 +117,8 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The same, found when a runner takes over", WorkspaceLimit("Attacked", "m"), TAKEN_OVER, FAIL, RESOURCE),
     ("The executor has to remember too many calls, or gets too large a one", lost("TooLarge"), SHARED, COMPLETE, RESOURCE),
     ("Others have filled the disk under the sandbox", lost("DiskFull"), AGAIN, AGAIN_ATTEMPT, None),
+    ("The sandbox's memory was used up, not its own", lost("SandboxMemory"), SHARED, AGAIN_ATTEMPT, ISOLATED),
+    ("The same, alone in it", lost("SandboxMemory"), AGAIN, AGAIN_ATTEMPT, None),
     ("A checkpoint found no place", lost("NoPlace"), AGAIN, AGAIN_ATTEMPT, None),
     # The model
     ("The model server does not answer", ModelError("Unreachable", "m"), SHARED, AGAIN_ATTEMPT, None),
@@ -161,6 +163,8 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The grading sandbox could not be acquired", lost("NoPlace"), PREPARING, AGAIN_GRADING, None),
     ("It was lost from outside", lost("NodeLost"), GRADING_AGAIN, AGAIN_GRADING, None),
     ("Others have filled the disk under the sandbox", lost("DiskFull"), GRADING_AGAIN, AGAIN_GRADING, None),
+    ("The sandbox's memory was used up, not its own", lost("SandboxMemory"), GRADING, AGAIN_GRADING, ISOLATED),
+    ("The same, alone in it", lost("SandboxMemory"), GRADING_AGAIN, AGAIN_GRADING, None),
     ("Its runner stood still for too long", lost("SandboxLost", was_unheld=True), GRADING_AGAIN, AGAIN_GRADING, FREE),
     ("The artifacts cannot be unpacked", FileError("p", "m"), GRADING, FAIL, None),
     ("They cannot be unpacked because the disk of the machine is full", DiskFailed("p", "m"), GRADING, AGAIN_GRADING, None),

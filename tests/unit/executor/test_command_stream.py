@@ -145,7 +145,7 @@ class FakeProcess:
         self.over, self.changed = Notifier(), Notifier()
         self.exit: Exit | None = None
         self.refusal: ApiError | None = None
-        self.is_settled = True
+        self.is_settled, self.is_paused = True, False
         self.seconds = 0.25
         caps = Caps(kept, kept, 0)
         self.stdout, self.stderr = Output(caps, "/nonexistent"), Output(caps, "/nonexistent")
@@ -288,18 +288,19 @@ async def test_a_command_in_any_pieces_is_started_once() -> None:
 
 async def test_long_command_sends_progress_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_stream, "ANSWER_SECONDS", 0.02)
-    process, starting = FakeProcess(), FakeProcess()
-    starting.is_settled = False
-    wire = Wire({"a": process, "b": starting})
+    process, starting, paused = FakeProcess(), FakeProcess(), FakeProcess()
+    starting.is_settled, paused.is_paused = False, True
+    wire = Wire({"a": process, "b": starting, "c": paused})
     wire.ask(1, "a")
     wire.ask(2, "b")
+    wire.ask(3, "c")
     while len(wire.written) < 6:  # noqa: ASYNC110 what the stream writes cannot be awaited
         await asyncio.sleep(0.01)
-    assert wire.answers == {1: Running("4-call_1"), 2: Running("")}
-    for ending in (process, starting):
+    assert wire.answers == {1: Running("4-call_1"), 2: Running(""), 3: Running("")}
+    for ending in (process, starting, paused):
         ending.is_settled = True
         ending.end(Exit(0, None))
-    assert [type(wire.answers[number]) for number in (1, 2)] == [CommandResult] * 2
+    assert [type(wire.answers[number]) for number in (1, 2, 3)] == [CommandResult] * 3
     assert wire.activity.at_work == 0
 
 

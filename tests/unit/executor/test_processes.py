@@ -12,6 +12,7 @@ from agent_runtime.executor.commands import processes
 from agent_runtime.executor.commands.processes import CommandSpec, Process
 from agent_runtime.executor.commands.streams import Caps, Streams
 from agent_runtime.executor.host import Exit
+from agent_runtime.executor.overlay.pausing import Pause
 from agent_runtime.executor.overlay.workspace import Workspace
 
 
@@ -21,8 +22,9 @@ class FakeWorkspace:
     def __init__(self) -> None:
         self.causes: list[str | None] = []
         self.signalled = asyncio.Event()
+        self.pause = Pause()
 
-    def start(self, request: Any, process: Process, descriptors: Any) -> "FakeWorkspace":
+    def start(self, request: Any, process: Process, descriptors: Any, **_: Any) -> "FakeWorkspace":
         process.started()
         return self
 
@@ -35,6 +37,25 @@ class FakeWorkspace:
 def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (processes, timing):
         monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
+
+
+async def test_command_is_not_charged_for_a_pause() -> None:
+    workspace, streams = FakeWorkspace(), Streams()
+    process = Process("p", 0, CommandSpec("true", None, {}, None, None, None, 1.0, Caps(9, 9, 0)), streams, "")
+    process.start(cast(Workspace, workspace), {}, lambda: None)
+    workspace.pause.begin()
+    await asyncio.sleep(1.5)
+    assert process.is_paused
+    assert workspace.causes == []
+    workspace.pause.end()
+    assert not process.is_paused
+    assert process.seconds < 1
+    await workspace.signalled.wait()
+    assert workspace.causes == ["Deadline"]
+    assert 1 <= process.seconds < 2
+    process.ended(Exit(None, 9, None))
+    process.discard()
+    streams.close()
 
 
 @pytest.mark.parametrize("deadline", [1.0, None])

@@ -25,7 +25,7 @@ from agent_runtime.executor.overlay.usage import (
     Usage,
     excess,
     fair_nice,
-    sandbox_excess,
+    sandbox_disk_excess,
 )
 
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\nada:x:1000:1001:Ada:/home/ada:/bin/bash\nbroken\n:x:5:5:::\nodd:x:abc:1::/:\n"
@@ -133,20 +133,16 @@ usages = st.dictionaries(
 )
 
 
-@given(usages, st.sets(st.sampled_from("abcdef")), st.integers(1, 400), st.integers(1, 400))
-def test_largest_running_workspace_is_stopped_for_the_sandboxs_limit(
-    known: dict[str, Usage], active: set[str], memory: int, disk: int
+@given(usages, st.sets(st.sampled_from("abcdef")), st.integers(1, 400))
+def test_largest_running_workspace_is_stopped_for_the_sandboxs_disk(
+    known: dict[str, Usage], active: set[str], disk: int
 ) -> None:
-    chosen = sandbox_excess(known, active, memory, disk)
-    over_memory = sum(usage.memory_bytes for usage in known.values()) > 0.9 * memory
-    over_disk = sum(usage.disk_bytes for usage in known.values()) > 0.9 * disk
+    chosen = sandbox_disk_excess(known, active, disk)
     running = active & set(known)
-    assert (chosen is None) == (not running or not (over_memory or over_disk))
+    is_over = sum(usage.disk_bytes for usage in known.values()) > 0.9 * disk
+    assert (chosen is None) == (not running or not is_over)
     if chosen is not None:
-        name, cause = chosen
-        field = {"Memory": "memory_bytes", "Disk": "disk_bytes"}[cause]
-        assert name in running
-        assert getattr(known[name], field) == max(getattr(known[other], field) for other in running)
+        assert known[chosen].disk_bytes == max(known[other].disk_bytes for other in running)
 
 
 def test_nested_namespace_gets_all_available_ids() -> None:

@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.executor.commands.processes import Process
-from agent_runtime.executor.commands.streams import HEAD, Caps, Output
+from agent_runtime.executor.commands.streams import HEAD, IS_RUNNING, Caps, Output, framed
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.host import Exit
 from agent_runtime.executor.routes import command_stream
 from agent_runtime.sandboxes.base import (
     DiskFailed,
+    Evidence,
     Fence,
     Fenced,
     FileError,
@@ -374,6 +375,18 @@ async def test_command_that_runs_after_its_deadline_is_a_fault_of_the_executor(
     assert failure.value.reason == "ExecutorFailed"
 
 
+async def test_time_in_which_the_executor_pauses_a_command_is_no_fault_of_it(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_client, "DEADLINE_GRACE_SECONDS", 0.0)
+
+    def paused_and_ends(number: int) -> bytes:
+        return framed(number, bytes([IS_RUNNING])) * 3 + (ended(2)(number) or b"")
+
+    server.answers = [paused_and_ends]
+    assert (await workspace.run("make", key="1:bash", deadline_seconds=0.0)).exit_code == 2
+
+
 async def test_command_that_ended_in_time_counts_when_this_process_stood_still(
     server: ScriptedExecutor, workspace: ExecutorWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,6 +561,20 @@ async def test_command_that_ended_with_its_workspace_has_the_workspaces_reason(
     with pytest.raises(SandboxFailure) as failure:
         await workspace.run("make", key="2:bash", deadline_seconds=60)
     assert failure.value.reason == "WorkspaceLost"
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_workspace_ended_for_the_sandboxs_memory_is_no_limit_of_its_own(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace, late: bool
+) -> None:
+    def then_failed(number: int) -> bytes | None:
+        server.script = [says({"state": "Failed", "failure": {"cause": "SandboxMemory", "message": "used up"}})]
+        return ended(None, signal=9, cause="SandboxMemory")(number)
+
+    server.answers = [refused("WorkspaceFailed", cause="SandboxMemory") if late else then_failed]
+    with pytest.raises(SandboxFailure) as failure:
+        await workspace.run("make", key="1:bash", deadline_seconds=60)
+    assert (failure.value.reason, failure.value.evidence) == ("SandboxMemory", Evidence.OUTSIDE)
 
 
 @pytest.mark.parametrize("code", ["BadRequest", "TooLarge", "FileError"])

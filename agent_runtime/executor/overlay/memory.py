@@ -1,0 +1,165 @@
+"""Decide which workspaces pause, and which one ends as the last resort, when a sandbox's memory is overcommitted.
+
+`decide` is pure. docs/memory.md gives the reasons for its rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# Above this share of the sandbox's limit a workspace ends, so that the use between two measurements does not reach the
+# limit.
+_LAST_MARK = 0.9
+# Above this one ends even if memory does not grow. Smaller growth than the other share is noise.
+_HARD_MARK = 0.97
+_NOISE = 0.005
+# Shares that are kept free so that the oldest workspace can grow to its own limit. The least one allows for the growth
+# until a pause takes effect.
+_LEAST_RESERVE = 0.1
+_MOST_RESERVE = 0.25
+# Paused workspaces resume this much below the mark at which others pause.
+_HYSTERESIS = 0.1
+# Room for each one that resumes, as long as it is not known how it grows.
+_RESUMED = 0.025
+# The use may grow for this many more measurements until a pause takes effect.
+_GROWTH_AHEAD = 2
+# Pausing a workspace with less than this share of the mean, and of the limit, would only delay short commands.
+_SMALL_OF_MEAN = 0.25
+_SMALL_OF_LIMIT = 0.01
+# Whenever memory has not fallen for this long, one more workspace resumes, so that none is paused forever.
+_STUCK_SECONDS = 10.0
+# Share of the last 10 s in which all tasks of the node waited for memory (`full avg10` of /proc/pressure/memory).
+_MOST_PRESSURE = 20.0
+
+
+class Unit(NamedTuple):
+    """A workspace with the ones that joined it, while it has processes or commands that wait for their start.
+
+    `started` says when its oldest command started, on any clock: infinite without one, or if they run without a deadline,
+    as servers do. `limit` is its own limit of memory.
+    """
+
+    name: str
+    memory_bytes: int
+    started: float
+    limit: int | None = None
+    is_paused: bool = False
+
+
+class Situation(NamedTuple):
+    """The sandbox's use of memory, by all of its workspaces. `growth` is since the last measurement, `stuck_seconds` the
+    time since memory last fell. `is_settled`: nothing was paused or resumed after the last measurement.
+    """
+
+    used: int
+    limit: int
+    growth: int = 0
+    stuck_seconds: float = 0.0
+    has_pressure: bool = False
+    is_settled: bool = True
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Names of units. `starts_wait`: commands of workspaces without processes wait for their start."""
+
+    pause: Sequence[str] = ()
+    resume: Sequence[str] = ()
+    starts_wait: bool = False
+    end: tuple[str, str] | None = None
+    """The unit that ends, with the cause."""
+
+
+def last_mark(limit: int) -> float:
+    """Return the use above which a workspace ends."""
+    return limit * _LAST_MARK
+
+
+def is_near(used: int, limit: int) -> bool:
+    """Whether memory may become short within a few measurements."""
+    return used > last_mark(limit) / 2
+
+
+def decide(units: Sequence[Unit], now: Situation) -> Decision:
+    """Decide what happens to the units of a sandbox with a limit."""
+    if not units:
+        return Decision()
+    mark = last_mark(now.limit)
+    largest = max(units, key=lambda unit: unit.memory_bytes)
+    if largest.memory_bytes > mark:
+        return Decision(end=(largest.name, "Memory"))
+    oldest_first = sorted(units, key=lambda unit: (unit.started, unit.name))
+    if not _is_overcommitted(units, now.limit):
+        return Decision(resume=[unit.name for unit in oldest_first if unit.is_paused])
+    needed = now.used + _reserve(oldest_first[0], now.limit)
+    expected = needed + _GROWTH_AHEAD * now.growth
+    is_short = now.has_pressure or expected > mark
+    free = 1 + int(now.stuck_seconds / _STUCK_SECONDS)
+    resumed = [unit for unit in oldest_first[:free] if unit.is_paused]
+    paused = [unit for unit in oldest_first[free:] if unit.is_paused]
+    small = min(_SMALL_OF_MEAN * mark / len(units), _SMALL_OF_LIMIT * now.limit)
+    is_growing = now.growth > _NOISE * now.limit
+    candidates = [unit for unit in oldest_first[free:] if not unit.is_paused and unit.memory_bytes >= small]
+    chosen: list[Unit] = []
+    end = None
+    if is_short and candidates:
+        candidates.sort(key=lambda unit: (unit.memory_bytes, unit.started), reverse=True)
+        chosen = candidates if needed > mark else candidates[: math.ceil(len(candidates) / 2)]
+    elif now.is_settled and (now.used > _HARD_MARK * now.limit or (now.used > mark and is_growing)):
+        end = _last_resort(units, mark)
+    elif paused and now.is_settled and not is_short and (room := mark - _HYSTERESIS * now.limit - expected) >= 0:
+        count = 1 + int(room / (_RESUMED * now.limit))
+        resumed += paused[:count]
+        paused = paused[count:]
+    return Decision(
+        [unit.name for unit in chosen],
+        [unit.name for unit in resumed],
+        starts_wait=is_short or bool(paused or chosen),
+        end=end,
+    )
+
+
+def _is_overcommitted(units: Sequence[Unit], limit: int) -> bool:
+    """Whether the units may use more together than the sandbox has."""
+    return len(units) > 1 and sum(limit if unit.limit is None else unit.limit for unit in units) > limit
+
+
+def _reserve(oldest: Unit, limit: int) -> float:
+    """Return what the oldest unit may still need: it always runs, so that it can end and free its memory."""
+    left = math.inf if oldest.limit is None else oldest.limit - oldest.memory_bytes
+    return min(max(left, _LEAST_RESERVE * limit), _MOST_RESERVE * limit)
+
+
+def _last_resort(units: Sequence[Unit], mark: float) -> tuple[str, str] | None:
+    """Return the unit to end, with the cause. Of units with more than the mean, the youngest loses least work."""
+    large = [unit for unit in units if unit.memory_bytes > mark / len(units)]
+    if not large:
+        return None  # files in the memory of workspaces without processes fill it
+    largest = max(large, key=lambda unit: unit.memory_bytes)
+    if largest.limit is None:
+        return largest.name, "Memory"
+    return max((unit for unit in large if unit.limit is not None), key=lambda unit: unit.started).name, "SandboxMemory"
+
+
+def node_has_pressure(text: str | None) -> bool:
+    """Whether this content of /proc/pressure/memory shows a node without enough memory; None: it is unknown."""
+    for line in (text or "").splitlines():
+        kind, _, fields = line.partition(" ")
+        if kind == "full":
+            for field in fields.split():
+                name, _, value = field.partition("=")
+                if name == "avg10":
+                    return float(value) >= _MOST_PRESSURE
+    return False
+
+
+def read_pressure() -> str | None:
+    """Return the content of /proc/pressure/memory, which shows the whole node; None if it cannot be read."""
+    try:
+        with open("/proc/pressure/memory", encoding="ascii") as file:
+            return file.read()
+    except OSError:
+        return None

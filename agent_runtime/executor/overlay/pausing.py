@@ -1,0 +1,74 @@
+"""Pause a workspace with the ones that joined it, while the sandbox's memory is short."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterable
+
+from agent_runtime.executor.init.processes import Process
+from agent_runtime.executor.timing import Notifier
+
+
+class Pause:
+    """Whether a workspace, with those that joined it, is paused. Its processes are stopped by SIGSTOP, and commands wait
+    for their start.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._before = 0.0
+        self._over = Notifier()
+        # By descriptor of /proc and process. Processes that a tool has stopped are not in it, and stay stopped.
+        self._stopped: set[tuple[int, int]] = set()
+
+    @property
+    def is_on(self) -> bool:
+        return self._since is not None
+
+    def seconds(self) -> float:
+        """Return how long it has been paused in all."""
+        return self._before + (0.0 if self._since is None else asyncio.get_running_loop().time() - self._since)
+
+    def begin(self) -> None:
+        if self._since is None:
+            self._since = asyncio.get_running_loop().time()
+
+    def end(self) -> None:
+        """End the pause, after `proceed` for the processes."""
+        self._before, self._since = self.seconds(), None
+        self._stopped.clear()
+        self._over.notify()
+
+    async def wait(self) -> None:
+        """Return when it is not paused."""
+        while self.is_on:
+            await Notifier.wait(self._over)
+
+    def stop(self, proc: int, running: Iterable[Process]) -> None:
+        """Stop these processes, parents before their children, so that no shell notices that its child has stopped.
+
+        Repeat this at every check: a process may have been forked meanwhile, or continued by another one.
+        """
+        for process in running:
+            if process.state != "T":
+                self._stopped.add((proc, process.pid))
+                _send(proc, process.pid, signal.SIGSTOP)
+
+    def proceed(self, proc: int, running: Iterable[Process]) -> None:
+        """Continue these processes, as far as `stop` has stopped them; children before their parents."""
+        for process in reversed(list(running)):
+            if (proc, process.pid) in self._stopped:
+                _send(proc, process.pid, signal.SIGCONT)
+
+
+def _send(proc: int, pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(OSError):  # it has ended
+        # A folder in /proc serves as a process descriptor, also for another process namespace.
+        folder = os.open(str(pid), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+        try:
+            signal.pidfd_send_signal(folder, number)
+        finally:
+            os.close(folder)

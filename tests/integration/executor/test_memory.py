@@ -1,0 +1,195 @@
+"""Memory is overcommitted: workspaces pause before one is ended, and only the last resort ends one within its limit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+PYTHON = "/usr/bin/python3"
+MB = 1_000_000
+LIMIT = 600 * MB
+OWN = {"memoryBytes": 200 * MB}
+ALLOCATE = "import time; a = b'x' * {size}; print('allocated', flush=True); time.sleep({seconds})"
+
+
+def allocating(megabytes: int, seconds: float) -> list[str]:
+    return [PYTHON, "-c", ALLOCATE.format(size=megabytes * MB, seconds=seconds)]
+
+
+async def memory_of(client: Any) -> dict[str, Any]:
+    health = (await client.call("GET", "/health")).json["memoryBytes"]
+    assert health["used"] < LIMIT, "nothing may rely on the kernel"
+    return dict(health)
+
+
+@pytest.fixture
+async def six(start_executor: Any, connect: Any) -> Any:
+    """Six workspaces that may use 200 MB each, in a sandbox of 600 MB."""
+    executor = start_executor("Overlay", places=8, memoryBytes=LIMIT)
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(executor, limits=OWN)) for _ in range(6)]
+        for client in clients:
+            client.folder = "/"
+        yield clients
+
+
+async def run(client: Any, command: str | list[str], **how: Any) -> Any:
+    return await client.ask(command, client.new_key(), **{"waitSeconds": 120, "deadlineSeconds": 600, **how})
+
+
+async def watched(client: Any, jobs: list[asyncio.Task[Any]]) -> list[dict[str, Any]]:
+    """Return the sandbox's memory, read repeatedly until one of the jobs has ended."""
+    seen = []
+    while not any(job.done() for job in jobs):
+        seen.append(await memory_of(client))
+        await asyncio.sleep(0.02)
+    return seen
+
+
+async def test_programs_that_free_their_memory_all_end_by_themselves(six: list[Any]) -> None:
+    jobs = [asyncio.create_task(run(client, allocating(150, 1))) for client in six]
+    seen = []
+    while not all(job.done() for job in jobs):
+        seen.append(await memory_of(six[0]))
+        await asyncio.sleep(0.02)
+    ended = [job.result() for job in jobs]
+    assert [(result.exit_code, result.cause) for result in ended] == [(0, None)] * 6
+    assert max(memory["paused"] for memory in seen) > 0
+    # Paused time does not count: without pauses, each takes little more than a second.
+    assert max(result.seconds for result in ended) < 4
+    assert (await memory_of(six[0]))["paused"] == 0
+
+
+async def test_last_resort_ends_one_whose_own_limit_was_not_reached(six: list[Any]) -> None:
+    jobs = [asyncio.create_task(run(client, allocating(170, 600))) for client in six]
+    await watched(six[0], jobs)
+    (ended,) = (job for job in jobs if job.done())
+    assert (ended.result().exit_code, ended.result().cause) == (None, "SandboxMemory")
+    client = six[jobs.index(ended)]
+    state = (await client.call("GET", "~")).json
+    assert (state["state"], state["failure"]["cause"]) == ("Failed", "SandboxMemory")
+    assert (await client.start("true")).json["error"]["cause"] == "SandboxMemory"
+    await asyncio.sleep(1)
+    for other in six:
+        if other is not client:
+            assert (await other.call("GET", "~")).json["state"] == "Live"
+    assert sum(job.done() for job in jobs) == 1
+    for job in jobs:
+        job.cancel()
+
+
+async def test_own_limit_is_the_cause_if_it_is_exceeded(six: list[Any]) -> None:
+    jobs = [asyncio.create_task(run(client, allocating(120, 600))) for client in six[:2]]
+    await asyncio.sleep(1)
+    # RLIMIT_DATA limits one process, so two of them exceed the limit together.
+    two = f'{PYTHON} -c "{ALLOCATE.format(size=150 * MB, seconds=600)}" & {PYTHON} -c \'a = b"x" * {150 * MB}\'; wait'
+    assert (await run(six[2], two)).cause == "Memory"
+    assert not any(job.done() for job in jobs)
+    for job in jobs:
+        job.cancel()
+
+
+async def paused(client: Any, others: list[Any], *, count: int = 1) -> list[asyncio.Task[Any]]:
+    """Use so much memory in the others that commands pause; return the jobs."""
+    jobs = [asyncio.create_task(run(other, allocating(150, 3))) for other in others]
+    for _ in range(600):
+        if (await memory_of(client))["paused"] >= count:
+            return jobs
+        await asyncio.sleep(0.02)
+    raise AssertionError("nothing was paused")
+
+
+async def test_deadline_leaves_out_the_time_of_a_pause(six: list[Any]) -> None:
+    oldest = asyncio.create_task(run(six[0], allocating(190, 5)))
+    await asyncio.sleep(0.5)
+    began = time.monotonic()
+    jobs = [asyncio.create_task(run(client, allocating(150, 1), deadlineSeconds=3)) for client in six[1:4]]
+    stopped = asyncio.create_task(run(six[4], allocating(60, 600), deadlineSeconds=3))
+    ended = [await job for job in jobs]
+    assert [(result.exit_code, result.cause) for result in ended] == [(0, None)] * 3
+    assert time.monotonic() - began > 3, "one of them was paused until another one had ended"
+    assert (await stopped).cause == "Deadline"
+    assert 3 <= (await stopped).seconds < 4
+    assert (await oldest).exit_code == 0
+
+
+async def test_new_commands_wait_while_others_are_paused(six: list[Any]) -> None:
+    jobs = await paused(six[0], six[:5])
+    began = time.monotonic()
+    late = asyncio.create_task(run(six[5], "echo late"))
+    while not late.done():
+        memory = await memory_of(six[0])
+        if memory["waiting"]:
+            break
+        await asyncio.sleep(0.01)
+    assert memory["waiting"] == 1
+    assert [(await job).exit_code for job in jobs] == [0] * 5
+    result = await late
+    assert (result.exit_code, result.stdout) == (0, b"late\n")
+    assert result.seconds < 2
+    assert time.monotonic() - began > 2
+
+
+ESCAPING = """
+import os, signal, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        while True:  # outlives its command's session, and continues all others
+            os.kill(-1, signal.SIGCONT)
+            if os.fork() == 0:
+                os._exit(0)
+            try:
+                os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                pass
+    os._exit(0)
+a, began, last, longest = [], time.monotonic(), time.monotonic(), 0
+while time.monotonic() - began < 600:
+    a.append(b'x' * 1_000_000) if len(a) < 170 else None
+    time.sleep(0.002)
+"""
+
+
+async def test_tree_that_continues_itself_is_paused_again_and_does_not_prevent_the_last_resort(six: list[Any]) -> None:
+    jobs = [asyncio.create_task(run(client, [PYTHON, "-c", ESCAPING])) for client in six]
+    seen = await watched(six[0], jobs)
+    assert max(memory["paused"] for memory in seen) > 0
+    (ended,) = (job for job in jobs if job.done())
+    assert ended.result().cause == "SandboxMemory"
+    for job in jobs:
+        job.cancel()
+
+
+async def test_shell_does_not_notice_that_its_children_were_stopped(six: list[Any]) -> None:
+    others = await paused(six[0], six[:4])
+    script = (
+        f'set -m; ({PYTHON} -c "{ALLOCATE.format(size=120 * MB, seconds=0)}"; echo inner) & wait $!; echo code $?; jobs'
+    )
+    result = await run(six[5], ["/bin/bash", "-c", script])
+    assert result.stdout.decode().split("\n")[:3] == ["allocated", "inner", "code 0"]
+    assert b"Stopped" not in result.stdout + result.stderr
+    assert [(await job).cause for job in others] == [None] * 4
+
+
+async def test_processes_that_a_tool_has_stopped_stay_stopped_after_a_pause(six: list[Any]) -> None:
+    state = "sleep 600 & kill -STOP $!; echo $! > /tmp/pid; "
+    hold = f"{PYTHON} -c \"{ALLOCATE.format(size=150 * MB, seconds=1)}\"; sed 's/.*) //' /proc/$(cat /tmp/pid)/stat"
+    jobs = [asyncio.create_task(run(client, state + hold)) for client in six]
+    for job in jobs:
+        assert (await job).stdout.decode().split("\n")[1][0] == "T"
+
+
+async def test_sandbox_without_overcommitment_pauses_nothing(start_executor: Any, connect: Any) -> None:
+    executor = start_executor("Overlay", places=3, memoryBytes=LIMIT)
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(executor, limits=OWN)) for _ in range(3)]
+        jobs = [asyncio.create_task(run(client, allocating(185, 1), cwd="/")) for client in clients]
+        while not all(job.done() for job in jobs):
+            assert (await memory_of(clients[0]))["paused"] == 0
+            await asyncio.sleep(0.02)
+        assert [(await job).exit_code for job in jobs] == [0] * 3
