@@ -1,11 +1,11 @@
 """`Sandbox`: one untrusted pod (or local process) that hosts workspaces; and the part of it that a job declares."""
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
-from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds, distinct
+from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds, distinct, quantity_value
 from rollout_api.conditions import Condition, Metadata
 from rollout_api.selectors import LabelSelector
 
@@ -57,12 +57,26 @@ class Resources(ApiModel):
     """Cores, such as `500m` or `2`."""
     memory: Quantity | None = None
     """Memory, such as `512Mi`. A workspace that exceeds it is ended before its sandbox's own limit is reached."""
+    memory_request: Quantity | None = None
+    """Memory that a sandbox pod requests for each workspace, at most `memory`, which is the default. With less, workspaces
+    wait for each other while they need more together.
+    """
     disk: Quantity | None = None
     """Bytes that may be written, such as `2Gi`."""
     processes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Most processes and threads at once."""
     file_size: Quantity | None = None
     """Size limit of a single file."""
+
+    @model_validator(mode="after")
+    def _requests_no_more_than_its_limit(self) -> Self:
+        if self.memory_request is None:
+            return self
+        if self.memory is None:
+            raise ValueError("memoryRequest needs memory, the limit of one workspace; set it")
+        if quantity_value(self.memory_request) > quantity_value(self.memory):
+            raise ValueError(f"memoryRequest {self.memory_request} is more than memory ({self.memory}); lower it")
+        return self
 
 
 # RFC 1123 host name or IPv4 address, or a bracketed IPv6 address; then a port.

@@ -78,11 +78,17 @@ class Needs:
 
 
 def needs_of(one: Resources, places: int) -> Needs:
-    """Return the resources of a sandbox with this many places, given the limits of one workspace."""
+    """Return the resources of a sandbox with this many places, given the limits of one workspace.
+
+    With `memoryRequest`, its memory is less than the workspaces' limits together, but enough for each of them alone.
+    """
+    memory = None
+    if one.memory is not None:
+        memory = max(quantity_value(one.memory), quantity_value(one.memory_request or one.memory) * places)
     return Needs(
         places=places,
         cpu_millis=None if one.cpu is None else max(1, math.ceil(quantity_value(one.cpu) * 1000 * places)),
-        memory_bytes=None if one.memory is None else math.ceil(quantity_value(one.memory) * places),
+        memory_bytes=None if memory is None else math.ceil(memory),
         disk_bytes=None if one.disk is None else math.ceil(quantity_value(one.disk) * places),
     )
 

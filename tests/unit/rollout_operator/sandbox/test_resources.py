@@ -21,6 +21,22 @@ def test_limits_of_workspaces_are_below_the_limit_of_their_pod(memory: str, disk
     assert bytes_of(limits["ephemeral-storage"], "") > quantity_value(disk) * places
 
 
+def test_a_sandbox_requests_what_its_workspaces_use_but_has_room_for_each_alone() -> None:
+    one = Resources(memory="1Gi", memory_request="128Mi")
+    assert needs_of(one, 16).memory_bytes == 2 << 30
+    assert needs_of(one, 4).memory_bytes == 1 << 30
+    assert needs_of(one, 1).limits()["memory"] == "1078Mi"
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [({"memory_request": "1Gi"}, "needs memory"), ({"memory": "1Gi", "memory_request": "2G"}, "more than memory")],
+)
+def test_a_request_above_the_limit_is_refused(fields: dict[str, str], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Resources(**fields)
+
+
 def test_eight_workspaces_of_half_a_core_ask_for_four_cores() -> None:
     assert needs_of(Resources(cpu="500m"), 8).limits() == {"cpu": "4000m"}
     assert needs_of(Resources(cpu="0.1"), 3).requests()["cpu"] == "300m"

@@ -1,0 +1,29 @@
+"""Workspaces of one pod that may use more memory together than the pod has."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.cluster import Job, Object, small_job
+
+HOLD = "python3 -c 'import time; kept = bytearray(b\"x\") * (150 << 20); time.sleep(3)' && touch solved"
+
+
+@pytest.mark.full
+def test_rollouts_wait_for_memory_and_none_is_lost(new_job: Callable[[Object], Job]) -> None:
+    manifest = small_job("memory", groupSize=6, runners={"concurrency": 6})
+    task = manifest["spec"]["tasks"]["inline"][0]
+    task["solution"] = [HOLD]
+    manifest["spec"]["sandbox"] |= {
+        "workspaces": {"mode": "Overlay", "perSandbox": 6},
+        "resources": {"memory": "256Mi", "memoryRequest": "80Mi"},
+    }
+    job = new_job(manifest).apply()
+    job.wait("Succeeded")
+    assert [(one["outcome"], one["reward"], one["failedAttempts"]) for one in job.results()] == [
+        ("Completed", 1.0, [])
+    ] * 6
+    [limit] = {pod["spec"]["containers"][0]["resources"]["limits"]["memory"] for pod in job.pods("sandbox")} or {
+        "564Mi"
+    }
+    assert limit == "564Mi"
