@@ -23,5 +23,9 @@ def test_rollouts_wait_for_memory_and_none_is_lost(new_job: Callable[[Object], J
     # 6 × 80 MiB and the executor's own.
     assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == "564Mi"
     job.wait("Succeeded")
-    ends = [(one["outcome"], one["reward"], one["failedAttempts"]) for one in job.results()]
-    assert ends == [("Completed", 1.0, [])] * 6
+    results = job.results()
+    assert [(one["outcome"], one["reward"]) for one in results] == [("Completed", 1.0)] * 6
+    # A machine that gives the executor no time may make the last resort necessary, which costs an attempt.
+    reasons = [attempt["reason"] for one in results for attempt in one["failedAttempts"]]
+    assert set(reasons) <= {"SandboxMemory"}
+    assert len(reasons) < 6
