@@ -133,6 +133,9 @@ class _Objects(Collector):
         ):
             counts = Count(state_of(obj, states) for obj in objects)
             yield _family(name, text, {state: counts[state] for state in states}, "state")
+        pools = [(pool.get("status") or {}).get("places") or {} for pool in self._cache.all("SandboxPool")]
+        places = {state: sum(pool.get(state, 0) for pool in pools) for state in ("total", "used", "wanted")}
+        yield _family("rollout_pool_places", "Places for workspaces in SandboxPools", places, "state")
         shut = sum(_policy(server).get("gate") == ModelGate.SHUT for server in servers)
         yield _family("rollout_model_gates_shut", "ModelServers whose gate is shut for a policy update", {"": shut})
         reports = [report for report in map(report_of, self._cache.all("RolloutShard")) if report is not None]

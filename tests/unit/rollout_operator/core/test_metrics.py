@@ -46,11 +46,15 @@ def test_objects_are_counted_by_state_and_outcome() -> None:
     cache.put("RolloutShard", {**sandbox("j-2"), "status": {}})
     cache.put("RolloutJob", job("j", "Progressing"))
     cache.put("RolloutJob", job("k", "Failed"))
+    for name, used in (("p", 3), ("q", 4)):
+        cache.put("SandboxPool", {**sandbox(name), "status": {"places": {"total": 8, "used": used}}})
+    cache.put("SandboxPool", sandbox("r"))
     found = values(Metrics(cache, leading=lambda: True))
     assert [found[f'rollout_sandboxes{{state="{state}"}}'] for state in ("Starting", "Ready", "Finished")] == [1, 2, 1]
     assert (found['rollout_jobs{state="Progressing"}'], found['rollout_jobs{state="Failed"}']) == (1, 1)
     assert (found['rollout_sealed{outcome="Completed"}'], found['rollout_sealed{outcome="InfraFailed"}']) == (4, 1)
     assert found["rollout_mean_reward"] == 0.5
+    assert [found[f'rollout_pool_places{{state="{state}"}}'] for state in ("total", "used", "wanted")] == [16, 7, 0]
     assert found["rollout_leader"] == 1
 
 
