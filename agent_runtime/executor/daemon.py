@@ -53,6 +53,7 @@ class Daemon:
             "places": {"total": host.places, "free": self.sandbox.free_places()},
             "draining": self.sandbox.is_draining,
             "live": self.sandbox.live(),
+            "rollouts": self.sandbox.rollouts(),
             "uses": self.sandbox.uses,
             "uptimeSeconds": round(time.monotonic() - self._started_at, 3),
             "memoryBytes": {

@@ -195,6 +195,20 @@ class WorkspaceEntry:
             self.model_port = None
 
 
+def _rollout_of(workspace: str) -> str | None:
+    """Return the rollout in a workspace's id, `ROLLOUT.NAME`; None for prepared states and layers, which have no dot."""
+    rollout, dot, _ = workspace.partition(".")
+    return rollout if dot else None
+
+
+def _continues(spec: WorkspaceSpec) -> bool:
+    """Whether it is a fork of a checkpoint of the same rollout."""
+    if spec.parent is None:
+        return False
+    rollout = _rollout_of(spec.id)
+    return rollout is not None and rollout == _rollout_of(spec.parent)
+
+
 class Sandbox:
     """The executor's whole state. `folder` is its own part of the state folder."""
 
@@ -210,6 +224,10 @@ class Sandbox:
         self._numbers = itertools.count()
         self._being_made: set[str] = set()
         self._streams = Streams()
+
+    def rollouts(self) -> int:
+        """Return how many rollouts have workspaces here, also frozen ones alone, which are their checkpoints."""
+        return len({rollout for rollout in map(_rollout_of, self.workspaces) if rollout is not None})
 
     def live(self) -> int:
         """Return how many rollouts still need this sandbox: workspaces that are neither frozen, joined nor deleted.
@@ -271,7 +289,7 @@ class Sandbox:
                 )
         if spec.joins is not None:
             self.workspace(spec.joins).require_live()
-        elif self.is_draining:
+        elif self.is_draining and not _continues(spec):
             raise ApiError(
                 "NoPlace",
                 "the sandbox is draining and accepts no new workspaces; use another sandbox",

@@ -65,14 +65,18 @@ class LeasePool:
         return wanted.workspaces[wanted.identity]
 
     async def _live(self, lease: Lease) -> None:
-        until = time.monotonic() + lease.spec.start_seconds
+        # Without the time of waiting for a place: others may use all of them for hours.
+        refused_seconds = 0.0
         was_lost = False
         try:
             while True:
+                placed_at = None
                 try:
-                    async with self._place(lease) as sandbox, sandbox.hosted(lease):
-                        lease.begun.set_result(None)
-                        await lease.over.wait()
+                    async with self._place(lease) as sandbox:
+                        placed_at = time.monotonic()
+                        async with sandbox.hosted(lease):
+                            lease.begun.set_result(None)
+                            await lease.over.wait()
                     return
                 except (SandboxFailure, OSError) as failure:
                     if lease.begun.done():
@@ -81,7 +85,10 @@ class LeasePool:
                     if isinstance(failure, OSError):
                         raise
                     if failure.reason == "NoPlace":
-                        if time.monotonic() > until:
+                        if placed_at is None:
+                            raise
+                        refused_seconds += time.monotonic() - placed_at + NO_PLACE_PAUSE_SECONDS
+                        if refused_seconds > lease.spec.start_seconds:
                             raise no_place(lease.identity, lease.spec.start_seconds) from failure
                     elif was_lost or failure.reason != "SandboxLost" or lease.handle is not None:
                         raise

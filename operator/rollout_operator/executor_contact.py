@@ -39,6 +39,8 @@ class ExecutorReport:
     """Time of the last answer, or of the last attempt without one."""
     live: int = 0
     """Workspaces that hold a place."""
+    rollouts: int = 0
+    """Rollouts that have workspaces, also frozen ones alone."""
     uses: int = 0
     """Workspaces that have held a place since the start."""
     disk_bytes: int = 0
@@ -63,6 +65,7 @@ class _Health(BaseModel):
     model_config = ConfigDict(strict=True)
 
     live: Number
+    rollouts: Number
     uses: Number
     draining: bool
     disk: Annotated[_Bytes, Field(alias="diskBytes")]
@@ -132,6 +135,7 @@ class ExecutorContact:
         return ExecutorReport(
             clock.now(),
             live=health.live,
+            rollouts=health.rollouts,
             uses=health.uses,
             disk_bytes=health.disk.used,
             draining=health.draining,

@@ -11,7 +11,7 @@ from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.rollout_job import RunnerState
 from rollout_api.sandbox_pool import SandboxPoolSpec, SandboxPoolStatus
 from rollout_operator.actions import Fact, Ref
-from rollout_operator.cache import read_as, report_of, uid_of
+from rollout_operator.cache import read_as, reports_of, uid_of
 from rollout_operator.conditions import parse_time
 from rollout_operator.executor_contact import ExecutorReport
 from rollout_operator.sandbox_pool.validate import parse_spec, problems
@@ -77,9 +77,12 @@ def observe(world: World, pool: Manifest) -> Observed:
     """Return the state of an existing SandboxPool."""
     metadata, cache = pool["metadata"], world.cache
     name, namespace, uid = metadata["name"], metadata["namespace"], uid_of(pool)
-    shards = (shard for shard in cache.all("RolloutShard") if shard["metadata"]["namespace"] == namespace)
-    jobs = [job for job in cache.all("RolloutJob") if job["metadata"]["namespace"] == namespace]
-    reports = [report for report in map(report_of, shards) if report is not None]
+    jobs = [
+        uid_of(job)
+        for job in cache.all("RolloutJob")
+        if job["metadata"]["namespace"] == namespace and not _is_over(world, job)
+    ]
+    reports = [report for job in jobs for report in reports_of(cache, namespace, job)]
     return Observed(
         ref=Ref("SandboxPool", namespace, name),
         uid=uid,
@@ -92,7 +95,7 @@ def observe(world: World, pool: Manifest) -> Observed:
         ),
         key=world.keys.get(uid),
         wanted=sum(report.pools.get(name, 0) for report in reports if report.state is RunnerState.RUNNING),
-        jobs=frozenset(job_tag(uid_of(job)) for job in jobs if not _is_over(world, job)),
+        jobs=frozenset(map(job_tag, jobs)),
         counts_written=world.recall(counts_fact(uid)) is not None,
         config=world.config,
         now=world.now,

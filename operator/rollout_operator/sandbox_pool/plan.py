@@ -132,7 +132,9 @@ def _is_empty(member: Member) -> bool:
         return False
     report = member.report
     # One that was never ready has no workspaces. Later its executor alone knows.
-    return not member.address or (report is not None and report.answered and report.draining and report.live == 0)
+    if not member.address:
+        return True
+    return report is not None and report.answered and report.draining and not report.live and not report.rollouts
 
 
 def _requests(seen: Observed, key: str) -> Iterator[ExecutorRequest]:

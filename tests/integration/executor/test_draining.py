@@ -27,6 +27,8 @@ async def test_draining_executor_refuses_new_places_and_serves_the_rest(start_ex
         assert (health["draining"], health["live"], health["uses"]) == (False, 1, 1)
         assert (await create(client, "layer")).status == 200
         assert (await client.call("POST", "/workspaces/layer/freeze")).status == 200
+        assert (await create(client, "0-1.agent.2")).status == 200
+        assert (await client.call("POST", "/workspaces/0-1.agent.2/freeze")).status == 200
         for _ in range(2):
             drained = await client.call("PUT", "/drain", json={}, keyed=False)
             assert (drained.status, drained.json) == (200, {"live": 1})
@@ -34,10 +36,17 @@ async def test_draining_executor_refuses_new_places_and_serves_the_rest(start_ex
         assert (refused.status, refused.code) == (503, "NoPlace")
         assert "draining" in refused.message
         assert (await create(client, "fork", parent="layer")).code == "NoPlace"
+        assert (await create(client, "0-1.agent.3", parent="0-1.agent.2")).status == 200, "the rollout goes on"
+        assert (await create(client, "0-2.agent.3", parent="0-1.agent.2")).code == "NoPlace"
+        health = (await client.call("GET", "/health")).json
+        assert (health["live"], health["rollouts"]) == (2, 1)
+        assert (await client.call("DELETE", "/workspaces/0-1.agent.3")).status == 200
+        assert (await client.call("GET", "/health")).json["rollouts"] == 1, "its checkpoint is there"
+        assert (await client.call("DELETE", "/workspaces/0-1.agent.2")).status == 200
         assert (await create(client, "service", joins=client.workspace)).status == 200
         assert await client.out("echo on", cwd="/") == "on\n"
         health = (await client.call("GET", "/health")).json
-        assert (health["draining"], health["live"], health["uses"]) == (True, 1, 2)
+        assert (health["draining"], health["live"], health["uses"]) == (True, 1, 4)
         assert (await client.call("DELETE", "/workspaces/service")).status == 200
         assert (await client.call("DELETE", "~")).status == 200
         assert (await client.call("GET", "/health")).json["live"] == 0

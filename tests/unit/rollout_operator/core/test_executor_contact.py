@@ -14,7 +14,14 @@ from rollout_operator.actions import AskExecutors, ExecutorRequest, Ref
 from rollout_operator.executor_contact import ExecutorContact, ExecutorReport
 
 REF = Ref("SandboxPool", "lab", "warm")
-HEALTH = {"live": 2, "uses": 7, "draining": False, "diskBytes": {"used": 30, "limit": None}, "version": "1"}
+HEALTH = {
+    "live": 2,
+    "rollouts": 1,
+    "uses": 7,
+    "draining": False,
+    "diskBytes": {"used": 30, "limit": None},
+    "version": "1",
+}
 WORKSPACES = {
     "workspaces": [
         {"id": "0123abcd-0-1-0.agent", "attempt": "0123abcd-0-1-0.agent", "state": "Live"},

@@ -122,6 +122,7 @@ def test_a_draining_sandbox_is_deleted_only_when_its_executor_says_that_it_is_em
 
     assert gone(report=ExecutorReport(NOW, draining=True)) == ["b"]
     assert not gone(report=ExecutorReport(NOW, draining=True, live=1))
+    assert not gone(report=ExecutorReport(NOW, draining=True, rollouts=1)), "its checkpoint may be forked"
     assert not gone(report=ExecutorReport(NOW)), "it may take a workspace until it refuses them"
     assert not gone(report=ExecutorReport(NOW, draining=True, answered=False))
     assert not gone(report=None)
