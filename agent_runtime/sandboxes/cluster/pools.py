@@ -71,6 +71,7 @@ class Pools:
         self._choice = job.spec.sandbox.pool
         self.by_name: dict[str, Pool] = {}
         self._gone: list[Pool] = []
+        self._told: set[tuple[str, str]] = set()
         self._reading: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -97,6 +98,9 @@ class Pools:
         for name, why in reasons.items():
             if not why:
                 return self.by_name[name]
+            if (name, why) not in self._told:
+                self._told.add((name, why))
+                log.info("SandboxPool %s is not used: %s", name, why)
         if self._choice not in ("Auto", "None"):
             why = reasons.get(self._choice, "it does not exist, or was created after the job had started")
             raise SandboxFailure(

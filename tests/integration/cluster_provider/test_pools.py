@@ -189,7 +189,10 @@ async def test_the_loss_of_a_pools_sandbox_is_told_with_its_reason(cluster: Clus
         {"podTemplate": {"spec": {"nodeSelector": {"disk": "fast"}}}},
     ],
 )
-async def test_a_job_that_does_not_fit_gets_sandboxes_of_its_own(cluster: Cluster, changes: dict[str, Any]) -> None:
+async def test_a_job_that_does_not_fit_gets_sandboxes_of_its_own(
+    cluster: Cluster, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     cluster.add("warm-1")
     provider = await cluster.runner(**changes)
     network = changes.get("network", {})
@@ -197,6 +200,7 @@ async def test_a_job_that_does_not_fit_gets_sandboxes_of_its_own(cluster: Cluste
     assert one.handle["sandbox"] != "warm-1"
     assert ("create", one.handle["sandbox"]) in cluster.operator.api.writes
     assert provider.wanted() == {}
+    assert caplog.text.count("SandboxPool warm is not used: ") == (changes != {"pool": "None"})
 
 
 async def test_a_named_pool_that_does_not_fit_is_an_error_that_says_why(cluster: Cluster) -> None:
