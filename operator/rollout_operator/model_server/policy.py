@@ -271,11 +271,13 @@ def _loading(seen: Seen) -> Decision:
 def _after_loading(seen: Seen, have: list[Server], failed: list[Server]) -> Decision:
     """Handle the end of loading: every member has the target version, or failed to load it."""
     policy = seen.status.policy
+    if seen.asleep:
+        return _next_step(seen, policy, PolicyStep.SLEEPING)
     if newer := _newer(seen):
         change = policy.model_copy(update={"since": _now(seen), **newer})
         return _behind_gate(seen, change, "Loading", f"version {change.target}: newer than {policy.target}")
-    why = f"; {_why(failed, Call.LOAD) or 'no answer in time'}" if failed else ""
     hopeless = [server for server in seen.newcomers if seen.failed(server, Call.LOAD, policy.target)]
+    why = f"; {_why([*failed, *hopeless], Call.LOAD) or 'no answer in time'}" if failed or hopeless else ""
     # Servers that have ended do not show that the target is bad, and a rollback would not restore them.
     if len(have) >= _servers_needed(seen) or (have and not failed and not hopeless):
         needed = min(policy.needed, len(have))
@@ -533,14 +535,13 @@ def _servers_needed(seen: Seen) -> int:
 
 
 def _newer(seen: Seen) -> dict[str, Any]:
-    """Return the change to a version that was requested after this update began; empty if none was, or if a server has
-    just failed to load it.
-    """
+    """Return the change to a newer version than the target; empty if none is wanted, or to try it again is too soon."""
     policy = seen.status.policy
     if seen.wanted.version <= max(policy.target, policy.failed or 0):
         return {}
-    servers = (*seen.members, *seen.newcomers)
-    if any(failed_lately(seen, server, Call.LOAD, seen.wanted.version) for server in servers):
+    # A server remembers one failed load. If this update tried the version before, that may be the load of another one.
+    tried = any(source.version == seen.wanted.version for source in policy.sources)
+    if tried and any(failed_lately(seen, server, Call.LOAD) for server in (*seen.members, *seen.newcomers)):
         return {}
     needed = min(seen.min_ready, max(1, len(seen.members)))
     return {"target": seen.wanted.version, "sources": _sources(seen, seen.wanted), "needed": needed}

@@ -165,12 +165,13 @@ def next_step(seen: Seen, server: Server) -> ServerOperation | None:
     return None if is_checked(seen, server) else ServerOperation(Call.CHECK)
 
 
-def failed_lately(seen: Seen, server: Server, call: Call, version: int) -> bool:
-    """Whether a call (for this version, if it has one) failed too recently for a retry."""
+def failed_lately(seen: Seen, server: Server, call: Call, version: int | None = None) -> bool:
+    """Whether a call (for this version, if both have one) failed too recently for a retry."""
     failure = server.failures.get(call)
     if failure is None or seen.now >= failure.at + TRY_AGAIN:
         return False
-    return failure.operation.source is None or failure.operation.source.version == version
+    source = failure.operation.source
+    return version is None or source is None or source.version == version
 
 
 def must_be_replaced(server: Server, version: int) -> bool:

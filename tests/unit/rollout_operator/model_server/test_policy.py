@@ -460,3 +460,68 @@ def test_version_that_new_servers_cannot_fetch_when_they_wake_does_not_keep_the_
     assert fleet.last is not None
     assert (fleet.last.reason, fleet.status.policy.gate) == ("FetchFailed", Gate.OPEN)
     assert {engine.weights for engine in fleet.engines} == {1}
+
+
+def without_versions_to_fetch() -> Fleet:
+    """Return a fleet that wakes without calls, for which neither the current version nor the wanted one can be fetched."""
+    fleet = at_version(1, servers=1, runners=0)
+    fleet.bad_versions = {2, 3}
+    fleet.kill_engine(0)
+    fleet.ask_for(2)
+    fleet.round()
+    fleet.start_engines()
+    fleet.asleep = True
+    fleet.round()
+    fleet.asleep = False
+    fleet.ask_for(3)
+    return fleet
+
+
+def test_two_versions_that_cannot_be_fetched_are_retried_in_turn_every_30_seconds() -> None:
+    fleet = without_versions_to_fetch()
+    messages: list[str] = []
+    loads = 0
+    for _ in range(100):
+        decision = fleet.round()
+        messages.append(decision.message)
+        loads += sum(task.operation.call is Call.LOAD for task in decision.tasks)
+        while fleet.under_way:
+            fleet.step(0)
+        fleet.now += timedelta(seconds=1)
+    assert messages.count("version 2: 0 servers have it, 1 are needed; s-0: fetch") > 80
+    assert 6 <= loads <= 8
+    fleet.bad_versions.remove(3)
+    fleet.calm()
+    assert (fleet.is_at_rest(), fleet.status.policy.current) == (True, 3)
+
+
+def test_newer_version_is_loaded_without_a_pause_after_a_failed_fetch() -> None:
+    fleet = without_versions_to_fetch()
+    fleet.settle(rounds=10)
+    fleet.ask_for(4)
+    fleet.calm(rounds=10)
+    assert (fleet.is_at_rest(), fleet.status.policy.current) == (True, 4)
+
+
+def test_servers_sleep_when_no_version_can_be_fetched() -> None:
+    fleet = without_versions_to_fetch()
+    fleet.settle(rounds=10)
+    fleet.asleep = True
+    fleet.settle(rounds=10)
+    assert fleet.is_at_rest()
+
+
+def test_servers_sleep_while_a_trainer_that_died_in_a_load_stays_away() -> None:
+    fleet = half_pushed()
+    fleet.trainer_away = True
+    for asleep in (False, True):
+        fleet.asleep = asleep
+        for _ in range(10):
+            fleet.round()
+            while fleet.under_way:
+                fleet.step(0)
+            fleet.now += timedelta(seconds=1)
+    assert fleet.is_at_rest()
+    fleet.calm()
+    assert fleet.is_at_rest()
+    assert [engine.uid for engine in fleet.engines] == ["uid-0", "uid-1", "uid-2"]
