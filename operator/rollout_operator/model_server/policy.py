@@ -331,10 +331,12 @@ def _resuming(seen: Seen) -> Decision:
         return _behind_gate(seen, policy, "Resuming", words, tasks, [*given_up, *odd, *refused])
     given_up += refused
     good = [server for server in good if server not in shut]
-    if len(good) >= _servers_needed(seen):
+    # Further servers may never get the target, for example if its files were deleted, so another request ends the wait.
+    if len(good) >= _servers_needed(seen) or seen.asleep or _newer(seen):
         return _reopen(seen, good, [*given_up, *odd])
-    why = "".join(f"; {server.name}: {MISMATCH}" for server in odd[:1])
-    words = f"version {policy.target}: {len(good)} servers serve it, {_servers_needed(seen)} are needed{why}"
+    why = f"{odd[0].name}: {MISMATCH}" if odd else _why(seen.newcomers, Call.LOAD)
+    words = f"version {policy.target}: {len(good)} servers serve it, {_servers_needed(seen)} are needed"
+    words = f"{words}; {why}" if why else words
     return _behind_gate(seen, policy, "NotEnoughServers", words, tasks, [*given_up, *odd])
 
 

@@ -525,3 +525,33 @@ def test_servers_sleep_while_a_trainer_that_died_in_a_load_stays_away() -> None:
     fleet.calm()
     assert fleet.is_at_rest()
     assert [engine.uid for engine in fleet.engines] == ["uid-0", "uid-1", "uid-2"]
+
+
+def without_servers_in_resuming() -> Fleet:
+    """Return a fleet whose last server ended before it resumed with version 2, whose files were deleted."""
+    fleet = at_version(1, servers=1, runners=0)
+    fleet.ask_for(2)
+    until(fleet, PolicyStep.RESUMING)
+    fleet.bad_versions = {2}
+    fleet.kill_engine(0)
+    fleet.settle(rounds=10)
+    assert fleet.last is not None
+    assert (fleet.last.reason, fleet.last.message) == (
+        "NotEnoughServers",
+        "version 2: 0 servers serve it, 1 are needed; s-0: fetch",
+    )
+    return fleet
+
+
+def test_newer_version_is_loaded_when_no_server_is_left_to_resume() -> None:
+    fleet = without_servers_in_resuming()
+    fleet.ask_for(3)
+    fleet.calm(rounds=20)
+    assert (fleet.is_at_rest(), fleet.status.policy.current) == (True, 3)
+
+
+def test_servers_sleep_when_no_server_is_left_to_resume() -> None:
+    fleet = without_servers_in_resuming()
+    fleet.asleep = True
+    fleet.settle(rounds=20)
+    assert fleet.is_at_rest()

@@ -55,6 +55,11 @@ class Life(RuleBasedStateMachine):
             self.fleet.bad_versions.add(version)
         self.fleet.ask_for(version)
 
+    @rule(of_target=st.booleans())
+    def delete_the_files_of_a_version(self, of_target: bool) -> None:
+        policy = self.fleet.status.policy
+        self.fleet.bad_versions.add(policy.target if of_target else policy.current)
+
     @precondition(lambda self: self.fleet.runners)
     @rule(which=ANY)
     def acknowledge(self, which: int) -> None:
@@ -112,26 +117,32 @@ class Life(RuleBasedStateMachine):
             fleet.settle()
             assert fleet.is_at_rest(), f"{fleet.status}\n{fleet.last}"
         fleet.calm()
-        if fleet.wanted.version in fleet.bad_versions and not fleet.is_at_rest():
-            self._check_unfetched()
-            return
+        if not fleet.is_at_rest():
+            assert fleet.bad_versions & {fleet.status.policy.current, fleet.wanted.version}, (
+                f"{fleet.status}\n{fleet.last}"
+            )
+            self._check_reason()
+            fleet.ask_for(max(fleet.wanted.version, *fleet.bad_versions) + 1)
+            fleet.calm()
         assert fleet.is_at_rest(), f"{fleet.status}\n{fleet.last}"
 
-    def _check_unfetched(self) -> None:
-        """Check that all servers serve the current version, unless it cannot be fetched either, and the reported reason."""
+    def _check_reason(self) -> None:
+        """Check what is reported about versions that cannot be fetched."""
         fleet = self.fleet
-        is_lost = fleet.status.policy.current in fleet.bad_versions
-        expected = ("Loading", "NotEnoughServers", "RollingBack") if is_lost else ("FetchFailed",)
+        opened = sum(fleet.is_open(engine) for engine in fleet.engines)
+        if fleet.status.policy.current not in fleet.bad_versions:
+            assert opened == len(fleet.engines), fleet.status
+        elif opened:
+            return
+        reasons = ("FetchFailed",) if opened else ("Loading", "NotEnoughServers", "RollingBack")
         for _ in range(10):
             assert fleet.last is not None
-            assert fleet.last.reason in expected, fleet.last
+            assert fleet.last.reason in reasons, fleet.last
             assert not fleet.last.settled
             if ": fetch" in fleet.last.message:
-                break
+                return
             fleet.settle(rounds=1)  # a retry has no result for a moment
-        else:
-            raise AssertionError(f"no reason: {fleet.last}")
-        assert is_lost or all(fleet.is_open(engine) for engine in fleet.engines), fleet.status
+        raise AssertionError(f"no reason: {fleet.last}")
 
 
 TestLife = Life.TestCase
