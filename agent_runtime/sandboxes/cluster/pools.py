@@ -7,8 +7,9 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -33,11 +34,29 @@ class Pool:
 
     name: str
     uid: str
-    key: str = field(repr=False)
+    key_file: Path
     described: SandboxPool
     watch: SandboxWatch
     is_gone: bool = False
     """Whether the pool was deleted. The ends of its Sandboxes are still watched."""
+
+    @property
+    def key(self) -> str:
+        """Return the pool's key; empty while its Secret is missing. The file of a pool that replaced another one of the
+        same name has the new key a minute later.
+        """
+        try:
+            return self.key_file.read_text().strip()
+        except OSError:
+            return ""
+
+    @property
+    def has_sandboxes(self) -> bool:
+        """Whether the pool has sandboxes, or may get some."""
+        spec, status = self.described.spec, self.described.status
+        is_invalid = status is not None and any(one.reason == "InvalidSpec" for one in status.conditions)
+        may_grow = not is_invalid and max(spec.replicas, spec.max_replicas or 0) > 0
+        return may_grow or any(True for _ in self.usable)
 
     @property
     def spec(self) -> SandboxSpec:
@@ -96,7 +115,7 @@ class Pools:
             if self._choice in ("Auto", name)
         }
         for name, why in reasons.items():
-            if not why:
+            if not why and (self._choice == name or self.by_name[name].has_sandboxes):
                 return self.by_name[name]
             if (name, why) not in self._told:
                 self._told.add((name, why))
@@ -107,6 +126,13 @@ class Pools:
                 "PoolUnfit", f"SandboxPool {self._choice} (sandbox.pool) cannot be used: {why}; choose another, or Auto"
             )
         return None
+
+    @property
+    def reachable(self) -> list[tuple[Pool, SandboxView]]:
+        """The ready Sandboxes of all pools, draining ones included."""
+        return [
+            (pool, view) for pool in self.by_name.values() for view in pool.watch.views.values() if view.can_be_reached
+        ]
 
     def view(self, name: str) -> tuple[Pool, SandboxView] | None:
         """Return the pool that has the Sandbox of that name, and the Sandbox."""
@@ -133,10 +159,11 @@ class Pools:
             if known is not None:
                 self._forget(name)
             with contextlib.suppress(OSError):
-                key = (self._folder / name / KEY_FILE).read_text().strip()
+                key_file = self._folder / name / KEY_FILE
+                key_file.read_text()
                 uid = str(described.metadata.uid)
                 watch = SandboxWatch(self._api, f"{POOL_UID_LABEL}={uid}", self._changed)
-                pool = Pool(name, uid, key, described, watch)
+                pool = Pool(name, uid, key_file, described, watch)
                 await watch.start()
                 self.by_name[name] = pool
 
@@ -151,9 +178,11 @@ def order(names: Iterable[str], runner: str) -> list[str]:
     return sorted(names, key=lambda name: hashlib.sha256(f"{runner}/{name}".encode()).digest())
 
 
-def _parsed(found: Mapping[str, object]) -> SandboxPool | None:
+def _parsed(found: Mapping[str, Any]) -> SandboxPool | None:
     """Return a pool; None if it was written for another version."""
     try:
-        return SandboxPool.model_validate({"metadata": found["metadata"], "spec": found["spec"]})
+        # Other fields of the status may be those of a newer operator.
+        status = {"conditions": found.get("status", {}).get("conditions", [])}
+        return SandboxPool.model_validate({"metadata": found["metadata"], "spec": found["spec"], "status": status})
     except (ValidationError, KeyError):
         return None

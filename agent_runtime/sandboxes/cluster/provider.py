@@ -110,7 +110,11 @@ class ClusterProvider:
             return attempt.startswith(self._tenant) and unwanted(attempt.removeprefix(self._tenant), name)
 
         ready = [held for held in self._fleet.held.values() if held.sandbox is not None]
-        await asyncio.gather(*(self._swept(held, is_unwanted) for held in ready), return_exceptions=True)
+        await asyncio.gather(
+            self._fleet.sweep_pools(is_unwanted),
+            *(self._swept(held, is_unwanted) for held in ready),
+            return_exceptions=True,
+        )
 
     async def _swept(self, held: HeldSandbox, unwanted: Callable[[str, str], bool]) -> None:
         if held.sandbox is not None:

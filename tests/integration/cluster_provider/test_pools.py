@@ -10,9 +10,11 @@ from kubernetes.aio import client
 
 from agent_runtime.kube.api import KubeApi
 from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure
-from agent_runtime.sandboxes.cluster import fleet, pools
+from agent_runtime.sandboxes.cluster import fleet, held_sandbox, pools
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider
-from rollout_api.cluster import KEY_FILE, POOL_UID_LABEL, job_tag
+from agent_runtime.sandboxes.cluster.sandbox_object import Reason
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient
+from rollout_api.cluster import EXECUTOR_PORT, KEY_FILE, POOL_UID_LABEL, executor_token, job_tag
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox_pool import PoolSandbox, pooled_sandbox
 from tests.integration.cluster_provider.conftest import acquire, rollout_job, say, spec, until
@@ -27,6 +29,8 @@ pytestmark = pytest.mark.usefixtures("quick")
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "TICK_SECONDS", 0.1)
     monkeypatch.setattr(pools, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(fleet, "REGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(fleet, "VISIT_SECONDS", 3.0)
 
 
 class Cluster:
@@ -50,6 +54,17 @@ class Cluster:
         metadata = {"name": name, "namespace": NAMESPACE, "labels": {POOL_UID_LABEL: UID}}
         self.operator.api.create({"metadata": metadata, "spec": pooled_sandbox(self.described).wire()})
         self.operator.api.writes.clear()
+
+    async def live(self, name: str) -> list[str]:
+        """Return the workspaces that hold places of a sandbox, as its executor lists them."""
+        sandbox = self.operator.api.sandboxes[name]
+        token = executor_token(KEY, name, sandbox["metadata"]["uid"])
+        client = ExecutorClient(f"tcp:{sandbox['status']['podIP']}:{EXECUTOR_PORT}", token)
+        try:
+            listed = (await client.call("GET", "/workspaces")).json()["workspaces"]
+        finally:
+            await client.close()
+        return [workspace["id"] for workspace in listed if workspace["state"] == "Live"]
 
     async def runner(self, uid: str = "0000000a-1", index: int = 0, **sandbox: Any) -> ClusterProvider:
         job = rollout_job(places=8, **sandbox)
@@ -235,3 +250,69 @@ async def test_sandboxes_of_an_earlier_spec_are_not_used(cluster: Cluster) -> No
     await until(lambda: "warm-2" in cluster.operator.executors)
     one = await acquire(provider)
     assert one.handle["sandbox"] == "warm-2"
+
+
+async def test_the_next_process_ends_unwanted_workspaces_in_the_pool(cluster: Cluster) -> None:
+    cluster.add("warm-1")
+    first, other = await cluster.runner(), await cluster.runner("0000000b-1")
+    await acquire(first)
+    kept = await acquire(other)
+    await first.close(keep=True)
+    cluster.operator.api.set_spec("warm-1", drain=True)
+    second = await cluster.runner()
+    await second.sweep(lambda attempt, name: True)
+    assert await cluster.live("warm-1") == [kept.handle["workspace"]]
+    assert await say(kept, "echo alive") == "alive"
+
+
+async def test_a_lost_sandbox_is_used_again_without_the_workspaces_lost_with_it(cluster: Cluster) -> None:
+    cluster.add("warm-1")
+    provider = await cluster.runner()
+    lost = await acquire(provider)
+    fleet_of = provider._fleet
+    fleet_of._handle_end(fleet_of.held["warm-1"], Reason("SandboxLost", "the network was down"))
+    with pytest.raises(SandboxFailure, match="SandboxLost"):
+        await say(lost, "echo alive")
+    async with asyncio.timeout(20):
+        again = await acquire(provider, "0-1")
+    assert await cluster.live("warm-1") == [again.handle["workspace"]]
+
+
+async def test_a_pool_is_used_once_its_new_key_arrives(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_sandbox, "LISTEN_SECONDS", 0.5)
+    key_file = cluster.folder / "warm" / KEY_FILE
+    key_file.write_text("ab" * 32)
+    cluster.add("warm-1")
+    provider = await cluster.runner()
+    with pytest.raises(SandboxFailure):
+        await acquire(provider)
+    key_file.write_text(KEY)
+    async with asyncio.timeout(20):
+        assert await say(await acquire(provider, "0-1"), "echo here") == "here"
+
+
+async def test_a_rollout_gives_up_when_no_sandbox_of_the_pool_can_be_reached(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_sandbox, "LISTEN_SECONDS", 0.5)
+    monkeypatch.setattr(fleet, "OPERATOR_GRACE_SECONDS", 0.0)
+    (cluster.folder / "warm" / KEY_FILE).write_text("ab" * 32)
+    cluster.add("warm-1")
+    provider = await cluster.runner()
+    async with asyncio.timeout(20):
+        for attempt in ("0-0", "0-1"):
+            with pytest.raises(SandboxFailure):
+                await acquire(provider, attempt, start_seconds=2)
+
+
+@pytest.mark.parametrize("reason", ["", "InvalidSpec"])
+async def test_a_pool_that_gets_no_sandboxes_is_not_chosen(cluster: Cluster, reason: str) -> None:
+    pool = cluster.operator.api.pools[0]
+    if reason:
+        ready = {"type": "Ready", "status": "False", "reason": reason, "message": ""}
+        pool["status"] = {"conditions": [ready], "newer": 1}
+    else:
+        pool["spec"].update(replicas=0, maxReplicas=0)
+    provider = await cluster.runner()
+    one = await acquire(provider)
+    assert ("create", one.handle["sandbox"]) in cluster.operator.api.writes
