@@ -21,7 +21,7 @@ from agent_runtime.sandboxes.base import (
     WorkspaceLimit,
     WorkspaceSpec,
 )
-from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient, ExecutorRefusal, Hold
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.prepare import (
     LIFECYCLE_TURN,
@@ -35,6 +35,8 @@ from agent_runtime.sandboxes.services import hosts_file, services_unsupported, s
 
 # Interval of attempts to create a workspace while all places are in use.
 PLACE_POLL_SECONDS = 0.25
+# Most times that other runners may remove a layer while this one restores it.
+MOST_REMOVALS = 20
 # All runners share one hold for preparing: it has the same result in every runner, and its keys make it repeatable.
 PREPARING = Fence(epoch=1, holder="prepare")
 # The highest epoch, because swept workspaces are destroyed and their names are not used again.
@@ -316,17 +318,30 @@ class ExecutorSandbox:
         # Without limits, because a layer is not the work of the task that starts from it.
         spec = WorkspaceSpec(group="layers", working_dir="/", is_bare=is_bare)
         workspace = self._workspace(Lease(name, name, "", spec, PREPARING), None, None)
-        if await workspace.is_frozen():
-            return  # another runner has restored it
-        try:
-            await self._create_in_time(workspace, below, spec.start_seconds)
-            await workspace.restore(layer.load(), key=f"{LIFECYCLE_TURN}:restore")
-            await workspace.freeze()
-        except BaseException as error:
-            await workspace.destroy()
-            if isinstance(error, FileError):
-                raise SandboxFailure("LayerUnusable", f"a layer cannot be restored here: {error}") from error
-            raise
+        removals = 0
+        while not await workspace.is_frozen():  # another runner may have restored it
+            try:
+                await self._create_in_time(workspace, below, spec.start_seconds)
+                await workspace.restore(layer.load(), key=f"{LIFECYCLE_TURN}:restore")
+                await workspace.freeze()
+            except BaseException as error:
+                # Another runner has removed it, because that runner's own part in restoring it failed.
+                was_removed = isinstance(error, Fenced) or (
+                    isinstance(error, ExecutorRefusal) and error.reason in ("Forgotten", "NotFound")
+                )
+                removals += was_removed
+                if was_removed and removals <= MOST_REMOVALS:
+                    await asyncio.sleep(PLACE_POLL_SECONDS)
+                    continue
+                if not was_removed and not await workspace.is_frozen():
+                    await workspace.destroy()
+                if isinstance(error, Fenced):
+                    raise SandboxFailure(
+                        "LayerUnusable", f"other runners remove a layer again and again: {error}"
+                    ) from error
+                if isinstance(error, FileError):
+                    raise SandboxFailure("LayerUnusable", f"a layer cannot be restored here: {error}") from error
+                raise
 
     async def _drop_prepared(self, name: str) -> None:
         # The executor reports a forgotten state as fenced.

@@ -1,6 +1,8 @@
 """Sandboxes of a SandboxPool: several runners of several jobs share them, and write nothing into the API server."""
 
 import asyncio
+import io
+import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 from kubernetes.aio import client
 
 from agent_runtime.kube.api import KubeApi
-from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure
+from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, StoredLayer
 from agent_runtime.sandboxes.cluster import fleet, held_sandbox, pools
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider
 from agent_runtime.sandboxes.cluster.sandbox_object import Reason
@@ -316,3 +318,40 @@ async def test_a_pool_that_gets_no_sandboxes_is_not_chosen(cluster: Cluster, rea
     provider = await cluster.runner()
     one = await acquire(provider)
     assert ("create", one.handle["sandbox"]) in cluster.operator.api.writes
+
+
+def a_layer(begun: asyncio.Event, proceed: asyncio.Event, *, fails: bool = False) -> StoredLayer:
+    """Return a layer whose data stop in the middle until `proceed`."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for number in range(20):
+            info = tarfile.TarInfo(f"opt/layer-{number}")
+            info.size = 100_000
+            archive.addfile(info, io.BytesIO(bytes([65 + number]) * info.size))
+    data = out.getvalue()
+
+    async def load() -> AsyncIterator[bytes]:
+        yield data[:500_000]
+        begun.set()
+        await proceed.wait()
+        if fails:
+            raise SandboxFailure("LayerUnusable", "the storage is away")
+        yield data[500_000:]
+
+    return StoredLayer("d1", len(data), load)
+
+
+async def test_a_failed_restore_of_one_job_does_not_fail_those_that_wait_for_it(cluster: Cluster) -> None:
+    cluster.add("warm-1")
+    failing, proceed = asyncio.Event(), asyncio.Event()
+    free = asyncio.Event()
+    free.set()
+    first, second = await cluster.runner("0000000a-1"), await cluster.runner("0000000b-1")
+    one = asyncio.create_task(acquire(first, layers=[a_layer(failing, proceed, fails=True)]))
+    await failing.wait()
+    two = asyncio.create_task(acquire(second, layers=[a_layer(asyncio.Event(), free)]))
+    await asyncio.sleep(0.5)
+    proceed.set()
+    with pytest.raises(SandboxFailure, match="the storage is away"):
+        await one
+    assert await say(await two, "cat /opt/layer-* | wc -c") == "2000000"
