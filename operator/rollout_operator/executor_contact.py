@@ -29,6 +29,8 @@ MOST_VALUES = 2**18
 """Most values of an answer, of which each takes memory of the operator."""
 MOST_AT_ONCE = 32
 """Most executors asked at once."""
+MOST_WAIT_SECONDS = 2.0
+"""Longest wait of a request that destroys workspaces. Later their job may run again."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,11 @@ class ExecutorContact:
         self.on_done(ref)
 
     async def _one(self, request: ExecutorRequest) -> None:
+        asked = asyncio.get_running_loop().time()
         async with self._at_once:
+            if asyncio.get_running_loop().time() - asked > MOST_WAIT_SECONDS:
+                # A suspended job may have been resumed meanwhile.
+                request = replace(request, forget=frozenset())
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     self.known[request.uid] = await self._ask(request)

@@ -119,7 +119,7 @@ class Pools:
                 return self.by_name[name]
             if (name, why) not in self._told:
                 self._told.add((name, why))
-                log.info("SandboxPool %s is not used: %s", name, why)
+                log.info("SandboxPool %s is not used: %s", name, why or "it has no sandboxes")
         if self._choice not in ("Auto", "None"):
             why = reasons.get(self._choice, "it does not exist, or was created after the job had started")
             raise SandboxFailure(

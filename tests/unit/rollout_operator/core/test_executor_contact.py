@@ -125,3 +125,11 @@ async def test_a_silent_executor_is_given_up(executor: Executor, monkeypatch: py
 
 async def test_without_an_executor_the_request_ends() -> None:
     assert not (await asked()).answered
+
+
+async def test_a_request_that_waited_long_destroys_nothing(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suspended job may run again by then."""
+    monkeypatch.setattr(executor_contact, "MOST_WAIT_SECONDS", 0.0)
+    report = await asked(forget=frozenset({"0123abcd-"}))
+    assert report.answered
+    assert executor.calls == ["GET /v1/workspaces", "GET /v1/health"]
