@@ -94,7 +94,9 @@ async def grade(
     counts_agents_tests = task.verifier.kind is VerifierKind.JUNIT and not task.verifier.tests
     is_asked_for = asks_for_files(task, verifier, workspace.working_dir)
     # Whether a verifier loads or runs the agent's files cannot be detected, so the task's author states it.
-    is_isolated = task.verifier.isolated and bool(separate_uid)
+    # The statement is about the verifier's user. Services may run the agent's files as other users, who share volumes
+    # with the verifier, and the code under test may change or replace the server that a verifier asks.
+    is_isolated = task.verifier.isolated and bool(separate_uid) and not task.services
     forgeable = not is_isolated or is_outside or counts_agents_tests or is_asked_for
     mode = verifier.mode or VerifierMode.SEPARATE
     return verdict.model_copy(update={"dropped": list(dropped), "mode": mode, "forgeable": forgeable})

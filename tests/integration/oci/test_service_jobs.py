@@ -204,6 +204,27 @@ def test_tasks_whose_grading_has_new_services_are_named(tmp_path: Path) -> None:
         assert "what agents changed in services is not graded: separate; use mode Shared" in told
 
 
+def test_verdict_that_a_service_can_change_is_forgeable(tmp_path: Path) -> None:
+    """The service runs the agent's file as root, and has the hidden test in a volume."""
+    loop = "chmod 777 /srv/app; while sleep 0.1; do test ! -f /srv/app/plugin.sh || sh /srv/app/plugin.sh; done"
+    verifier = {
+        "user": "root",
+        "isolated": True,
+        "files": [{"path": "tests/check.sh", "content": "false\n", "mode": "600"}],
+        "commands": ["sleep 1; sh tests/check.sh"],
+    }
+    runs = task(
+        "runs",
+        {"name": "runs", "command": [loop], "volumes": {"site": "/srv/app"}, "health": {"command": "true"}},
+        volumes={"site": "/app"},
+        solution=["until test -w .; do sleep 0.1; done; echo 'echo true > /srv/app/tests/check.sh' > plugin.sh"],
+        verifier=verifier,
+    )
+    write_job(tmp_path, {"inline": [runs]}, sandbox={"user": "1000:1000", "workingDir": "/app"})
+    run(tmp_path, "run", "job.yaml")
+    assert [(result["reward"], result["forgeable"]) for result in results(tmp_path)] == [(1.0, True)]
+
+
 def test_services_live_on_when_their_runner_is_killed(tmp_path: Path) -> None:
     """The agent's row is in a service's memory, so it is lost if the service starts again."""
     serve = (
