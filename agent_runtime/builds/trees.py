@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import lzma
 import posixpath
+import re
 import stat
 import tarfile
 import time
@@ -26,7 +27,9 @@ MOST_LINKS = 40
 """The number of links that Linux follows."""
 _ZSTD = b"\x28\xb5\x2f\xfd"
 # What tarfile and the decompressors raise for damaged archives.
-_DAMAGED = (tarfile.TarError, zstandard.ZstdError, zlib.error, lzma.LZMAError, EOFError)
+_DAMAGED = (tarfile.TarError, zstandard.ZstdError, zlib.error, lzma.LZMAError, EOFError, ValueError, OverflowError)
+# A time that a workspace can set.
+_TIME = re.compile(r"-?\d{1,18}(?:\.\d+)?", re.ASCII)
 UNPACKED_BYTES = 16 << 30
 """Limit of the files in an archive that ADD unpacks: a small archive may contain more than any disk holds."""
 
@@ -197,7 +200,8 @@ def _write_source(tar: tarfile.TarFile, source: Taken, placing: Placing, *, unpa
                 unpacked += member.size
                 if unpacked > UNPACKED_BYTES:
                     raise CopyProblem(f"the archive {source.name!r} has more than {UNPACKED_BYTES} bytes of files")
-                _put(tar, member, posixpath.join(base, member.name), base, placing, content)
+                # As in Docker, an absolute name is below the destination too.
+                _put(tar, member, posixpath.join(base, member.name.lstrip("/")), base, placing, content)
             return
     with source.tar() as packed:
         for member, content in _members(packed):
@@ -237,7 +241,7 @@ def _put(
     if member.ischr() or member.isblk():
         return
     if member.islnk():
-        linked = posixpath.normpath(member.linkname).removeprefix(f"{below}/" if below else "")
+        linked = posixpath.normpath(member.linkname).lstrip("/").removeprefix(f"{below}/" if below else "")
         member.linkname = _stored(posixpath.join(base, linked))
     member.name = _stored(path)
     if placing.owner is not None:
@@ -245,7 +249,17 @@ def _put(
     if placing.mode is not None and not member.issym():
         # As in Docker, the mode is for files and folders alike.
         member.mode = placing.mode
-    headers = {name: value for name, value in member.pax_headers.items() if name not in ("path", "linkpath", "size")}
+    if member.isreg():
+        # A sparse file is written with all its bytes.
+        member.type = tarfile.REGTYPE
+    headers = {
+        name: value
+        for name, value in member.pax_headers.items()
+        if name not in ("path", "linkpath", "size") and not name.startswith("GNU.sparse.")
+    }
+    if not _TIME.fullmatch(headers.get("mtime", "0")):
+        del headers["mtime"]
+        member.mtime = 0
     if posixpath.basename(member.name).startswith(DELETED):
         headers[OWN_NAME] = "1"
     member.pax_headers = headers

@@ -7,10 +7,12 @@ import json
 import lzma
 import random
 import shutil
+import subprocess
 import tarfile
 import textwrap
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -432,6 +434,43 @@ async def test_archive_that_is_too_large_or_damaged_names_its_line(
         file = ContextFile(path="a.tar", content_base64=b64encode(data).decode())
         with pytest.raises(SetupFailed, match=f"line 2: .*{message}"):
             await builds.build(Dockerfile(text=f"FROM {BASE}\nADD a.tar /\n", context=[file]))
+
+
+async def test_sparse_files_and_absolute_names_of_archives_equal_buildahs(
+    builds: Builds, buildah: Buildah, tmp_path: Path
+) -> None:
+    folder = tmp_path / "context"
+    (folder / "out").mkdir(parents=True)
+    (folder / ".dockerignore").write_text("out\n")
+    with (folder / "out/sparse").open("wb") as file:
+        file.write(b"begin")
+        file.seek(4 << 20)
+        file.write(b"end")
+    for form in ("gnu", "posix"):
+        command = ["tar", "-S", f"--format={form}", "-C", f"{folder}/out", "-cf", f"{folder}/{form}.tar", "sparse"]
+        await asyncio.to_thread(partial(subprocess.run, command, check=True))
+    with tarfile.open(folder / "names.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, linked in (("/srv/absolute", ""), ("/srv/linked", "/srv/absolute")):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = (tarfile.LNKTYPE if linked else tarfile.REGTYPE), linked
+            tar.addfile(member)
+    text = f"FROM {BASE}\nADD posix.tar /posix/\nADD names.tar /names/\n"
+    assert await _compare(builds, buildah, folder, text) == {}
+    # buildah refuses this form.
+    (folder / "Dockerfile").write_text(f"{text}ADD gnu.tar /gnu/\nRUN cmp /gnu/sparse /posix/sparse\n")
+    await builds.build(dockerfile_of(folder))
+
+
+@pytest.mark.parametrize("time", ["nan", "inf", "1e5", "-", "9" * 400])
+async def test_archive_with_a_time_that_is_no_number_is_unpacked(builds: Builds, time: str) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("file")
+        member.pax_headers = {"mtime": time}
+        tar.addfile(member)
+    file = ContextFile(path="a.tar", content_base64=b64encode(packed.getvalue()).decode())
+    spec = await builds.build(Dockerfile(text=f"FROM {BASE}\nADD a.tar /odd/\n", context=[file]))
+    assert await builds.output_of(spec, "ls", "/odd") == "file\n"
 
 
 async def test_names_of_deletion_markers_are_copied_as_files(builds: Builds, tmp_path: Path) -> None:
