@@ -52,9 +52,32 @@ _STATES: Final = {
     "service_healthy": ServiceState.HEALTHY,
     "service_completed_successfully": ServiceState.COMPLETED,
 }
-_VARIABLE = re.compile(r"\$(?:\$|\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-?+])([^{}]*))?\}|([A-Za-z_][A-Za-z0-9_]*))")
+MOST_VALUES, MOST_LEVELS = 100_000, 64
+"""Limits of a file: aliases let a short text have any number of values, at any depth."""
+_VARIABLE = re.compile(r"\$(?:\$|\{([A-Za-z_][A-Za-z0-9_]*)(:?[-?+]|(?=\}))|([A-Za-z_][A-Za-z0-9_]*))")
+_DEFAULTS = 16
+"""Limit of defaults within defaults."""
+_ENV_VALUE = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|((?:(?!\s#).)*)""")
+_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\"}
+_ESCAPED = re.compile(r"\\(.)")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h)")
 _UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+
+
+class _Loader(yaml.SafeLoader):
+    """Resolves plain scalars as Docker Compose does. PyYAML would read `33:33` as 2013, and `on` as true."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+
+for _name, _pattern, _first in (
+    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"^[-+]?(?:0|0o?[0-7_]+|0x[0-9a-fA-F_]+|0b[01_]+|[1-9][0-9_]*)$", list("-+0123456789")),
+    ("float", r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", list("-+.0123456789")),
+    ("merge", r"^<<$", ["<"]),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(_pattern), _first)
 
 
 @dataclass(frozen=True)
@@ -86,7 +109,9 @@ class ComposeReader:
     own: str
     """Name of the service in which the agent works."""
     environ: Mapping[str, str] = field(repr=False)
-    """Variables for `${NAME}`."""
+    """Variables for `${NAME}`: the environment in which the job runs."""
+    variables: Mapping[str, str]
+    """Further ones, which the benchmark sets."""
     dockerfiles: Dockerfiles | None
     """How the job builds Dockerfiles; None if it uses images."""
     build_seconds: float
@@ -104,9 +129,13 @@ class ComposeReader:
         if self.file not in self.folder.files:
             return Compose()
         try:
-            content = yaml.safe_load(self.folder.text(self.file)) or {}
+            # A subclass of the safe loader.
+            content = yaml.load(self.folder.text(self.file), _Loader) or {}
+            if _is_too_large(content):
+                self.refuse(f"has more than {MOST_VALUES} values or {MOST_LEVELS} levels; write it without aliases")
+                return Compose()
             services = {str(name): dict(value or {}) for name, value in (content.get("services") or {}).items()}
-        except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        except (yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             self.refuse("is not a mapping with services", mark.line + 1 if mark is not None else None)
             return Compose()
@@ -185,21 +214,42 @@ class ComposeReader:
             return {key: self.filled(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self.filled(item) for item in value]
-        return _VARIABLE.sub(self._variable, value) if isinstance(value, str) else value
+        return self.filled_text(value) if isinstance(value, str) else value
 
-    def _variable(self, match: re.Match[str]) -> str:
-        name = match[1] or match[4]
-        if name is None:
-            return "$"
-        found, operator, word = self.environ.get(name), match[2] or "", match[3] or ""
-        has = bool(found) if operator.startswith(":") else found is not None
+    def filled_text(self, text: str) -> str:
+        """Return a text with variables replaced. A default may contain variables with defaults of their own."""
+        found, at = [], 0
+        while match := _VARIABLE.search(text, at):
+            end = match.end()
+            if match[1] is None:
+                value = self.variable(match[3]) or "" if match[3] else "$"
+            elif (end := _closing_brace(text, end)) < 0:
+                value, end = match[0], match.end()
+            else:
+                value, end = self._with_operator(match[1], match[2], text[match.end() : end]), end + 1
+            found += [text[at : match.start()], value]
+            at = end
+        return "".join([*found, text[at:]])
+
+    def _with_operator(self, name: str, operator: str, word: str) -> str:
+        value = self.variable(name)
+        has = bool(value) if operator.startswith(":") else value is not None
         if operator.endswith("+"):
-            return word if has else ""
+            return self.filled_text(word) if has else ""
         if has:
-            return found or ""
+            return value or ""
         if operator.endswith("?"):
             self.refuse(f"needs the environment variable {name}, which is not set; set it")
-        return word if operator.endswith("-") else ""
+        return self.filled_text(word) if operator.endswith("-") else ""
+
+    def variable(self, name: str) -> str | None:
+        """Return a variable of the benchmark, or of the environment in which the job runs; None if it is not set."""
+        if name in self.variables:
+            return self.variables[name]
+        value = self.environ.get(name)
+        if value is not None:
+            self.notes.report_variable(self.file, name)
+        return value
 
     def judge_keys(self, name: str, service: Mapping[str, Any]) -> None:
         for key in sorted(set(map(str, service)) - _SUPPORTED - _WITHOUT_EFFECT):
@@ -261,7 +311,7 @@ class ComposeReader:
 
     def build_args(self, service: Mapping[str, Any]) -> dict[str, str]:
         given = pairs(self.build(service).get("args"))
-        return {name: found for name, value in given if (found := self.environ.get(name) if value is None else value)}
+        return {name: found for name, value in given if (found := self.variable(name) if value is None else value)}
 
     def dockerfile(self, name: str, service: Mapping[str, Any]) -> Dockerfile | None:
         build = self.build(service)
@@ -309,7 +359,7 @@ class ComposeReader:
         if given is None or given == "":
             return []
         if isinstance(given, list):
-            return [str(word) for word in given]
+            return [_text(word) for word in given]
         try:
             return shlex.split(str(given))
         except ValueError as error:
@@ -330,15 +380,34 @@ class ComposeReader:
             path = str(entry.get("path") if isinstance(entry, dict) else entry)
             path = self.path_of(path)
             if path in self.folder.files:
-                values.update(env_lines(self.folder.text(path)))
+                values.update(self.env_lines(self.folder.text(path)))
             elif not isinstance(entry, dict) or entry.get("required", True):
                 self.refuse(f"services.{name}.env_file: {path} is missing")
         for key, value in pairs(service.get("environment")):
             # A name without a value is that of the environment in which `docker compose` runs.
-            found = self.environ.get(key) if value is None else value
+            found = self.variable(key) if value is None else value
             if found is not None:
                 values[key] = found
         return [EnvVar(name=key, value=value) for key, value in values.items()]
+
+    def env_lines(self, text: str) -> dict[str, str]:
+        """Return the variables of an env file. Those without a value are the environment's."""
+        found: dict[str, str | None] = {}
+        for line in text.splitlines():
+            name, equals, written = line.strip().removeprefix("export ").partition("=")
+            name = name.strip()
+            if not name or name.startswith("#"):
+                continue
+            match = _ENV_VALUE.match(written.strip())
+            if not equals or match is None:
+                found[name] = self.variable(name)
+            elif match[1] is not None:
+                found[name] = match[1]
+            elif match[2] is not None:
+                found[name] = self.filled_text(_ESCAPED.sub(lambda one: _ESCAPES.get(one[1], one[0]), match[2]))
+            else:
+                found[name] = self.filled_text(match[3].rstrip())
+        return {name: value for name, value in found.items() if value is not None}
 
     def linked_names(self, services: Iterable[Mapping[str, Any]]) -> Mapping[str, list[str]]:
         """Return the further names that `links` give to services, by service."""
@@ -411,6 +480,7 @@ class ComposeReader:
         path = self.path_of(source)
         if path in self.folder.files:
             return [self.folder.as_file(path, target)]
+        path = "" if path == "." else path
         bound = self.folder.as_files(path, target) if source.startswith(".") else []
         if not bound:
             self.report(f"services.{name}.volumes: {source} is not in the task's folder, and is not mounted")
@@ -428,16 +498,34 @@ def pairs(given: Any) -> Iterator[tuple[str, str | None]]:
             yield name, value if equals else None
 
 
-def env_lines(text: str) -> dict[str, str]:
-    """Return the variables of an env file."""
-    found = {}
-    for line in text.splitlines():
-        name, equals, value = line.strip().removeprefix("export ").partition("=")
-        if equals and not name.startswith("#"):
-            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-            found[name.strip()] = value[1:-1] if quoted else value.strip()
-    return found
+def _closing_brace(text: str, start: int) -> int:
+    """Return the position of the brace that closes the one before `start`; -1 if there is none, or a nested one is too
+    deep.
+    """
+    depth = 1
+    for position in range(start, len(text)):
+        depth += (text[position] == "{") - (text[position] == "}")
+        if depth == 0:
+            return position
+        if depth > _DEFAULTS:
+            break
+    return -1
+
+
+def _is_too_large(content: object) -> bool:
+    left, count = [(content, 0)], 0
+    while left:
+        value, level = left.pop()
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        left += [(item, level + 1) for item in inner]
+        count += 1
+        if count + len(left) > MOST_VALUES or level > MOST_LEVELS:
+            return True
+    return False
 
 
 def _text(value: object) -> str:
+    """Return a value as Docker Compose writes it."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -127,6 +127,10 @@ class Notes:
         if folder.read(file).split(b"\n", 1)[0].endswith(b"\r"):
             self.refuse(file, "has Windows line ends, so no shell can run it; convert it, for example with dos2unix")
 
+    def report_variable(self, file: str, name: str) -> None:
+        """Record that the task has a variable of the environment in which the job runs: it may be a key."""
+        self.report(file, f"has the environment variable {name} of rolloutctl or of the runner; the agent may read it")
+
     def report(self, file: str, message: str, line: int | None = None) -> None:
         """Record a warning about a setting that has no effect."""
         self.warnings.append((file, line, message))

@@ -97,9 +97,9 @@ class _Reader:
         """Return the task, or None with problems in the notes."""
         self.report_unsupported_files()
         seconds = self.value("environment.build_timeout_sec", int, float) or BUILD_SECONDS
-        variables = {**self.place.environ, "CONTEXT_DIR": "."}
+        variables = {"CONTEXT_DIR": "."}
         compose = ComposeReader(
-            self.folder, self.notes, COMPOSE, MAIN, variables, self.place.dockerfiles, seconds
+            self.folder, self.notes, COMPOSE, MAIN, self.place.environ, variables, self.place.dockerfiles, seconds
         ).read()
         self.working_dir = self.value("environment.workdir", str) or compose.working_dir or self.working_dir
         steps = self.steps()
@@ -195,6 +195,8 @@ class _Reader:
             found = self.place.environ.get(match[1], match[2])
             if found is None:
                 self.refuse(path, f"needs the environment variable {match[1]}, which is not set; set it")
+            elif path == "environment.env" and match[1] in self.place.environ:
+                self.notes.report_variable(CONFIG, match[1])
             return found or ""
 
         return [EnvVar(name=name, value=_VARIABLE.sub(filled, str(value))) for name, value in self.table(path).items()]

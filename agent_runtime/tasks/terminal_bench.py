@@ -82,9 +82,8 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
         notes.refuse("run-tests.sh", "is missing; it grades the task")
     for script in {"run-tests.sh", "solution.sh"} & folder.files.keys():
         notes.check_script(folder, script)
-    variables = {**place.environ, **VARIABLES}
     compose = ComposeReader(
-        folder, notes, COMPOSE, CLIENT, variables, place.dockerfiles, BUILD_SECONDS, has_any_name=True
+        folder, notes, COMPOSE, CLIENT, place.environ, VARIABLES, place.dockerfiles, BUILD_SECONDS, has_any_name=True
     ).read()
     working_dir = compose.working_dir
     facts = dockerfile_facts(folder.text("Dockerfile")) if "Dockerfile" in folder.files else None

@@ -124,6 +124,75 @@ def test_the_agents_own_service_has_its_environment_volumes_files_and_build(tmp_
     assert (found.dockerfile.args, found.dockerfile.target) == ({"VERSION": "3"}, "last")
 
 
+def test_scalars_and_variables_are_those_of_docker_compose(tmp_path: Path) -> None:
+    compose = """
+services:
+  client: {build: .}
+  db:
+    image: x
+    user: 33:33
+    command: [run, on, 1:30, true, 1e3]
+    env_file: db.env
+    environment: {A: yes, B: 12:30, C: 1.10, D: 2024-01-01, E: "${X:-${Y:-{y}}}", F: "${HOST:-${X:?}}", G: "${X-", H: 1.0}
+"""
+    lines = "I=1 # comment\nJ='$HOST' # no variable\nK=\"a\\n${HOST}\"\nL=$HOST\nHOST\nGONE\nM=a#b\n"
+    folder = terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose, "db.env": lines})
+    loaded = load(folder, environ={"HOST": "host", "UNUSED": "key"})
+    (db,) = loaded.tasks[0].services
+    assert (db.user, db.args) == ("33:33", ["run", "on", "1:30", "true", "1000"])
+    assert {variable.name: variable.value for variable in db.env} == {
+        "A": "yes",
+        "B": "12:30",
+        "C": "1.1",
+        "D": "2024-01-01",
+        "E": "{y}",
+        "F": "host",
+        "G": "${X-",
+        "H": "1",
+        "I": "1",
+        "J": "$HOST",
+        "K": "a\nhost",
+        "L": "host",
+        "HOST": "host",
+        "M": "a#b",
+    }
+    told = "\n".join(map(str, loaded.warnings))
+    assert "has the environment variable HOST of rolloutctl or of the runner; the agent may read it" in told
+    assert "UNUSED" not in told
+
+
+def test_variables_of_the_runner_in_the_agents_environment_are_reported(tmp_path: Path) -> None:
+    terminal_bench(tmp_path / "t", **{"docker-compose.yaml": "services: {client: {build: ., environment: [API_KEY]}}"})
+    hello_world(tmp_path / "h", 'env = { KEY = "${API_KEY}", ROOT = "${ROOT_FOLDER:-/}" }\n')
+    for folder, form in (("t", "TerminalBench"), ("h", "Harbor")):
+        told = "\n".join(map(str, load(tmp_path / folder, form, {"API_KEY": "secret"}).warnings))
+        assert told.count("has the environment variable API_KEY") == 1
+        assert "secret" not in told
+
+
+ALIASES = "\n".join(f"x-{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9) if n else 1}]" for n in range(12))
+
+
+@pytest.mark.parametrize(
+    "compose",
+    [
+        f"{ALIASES}\nservices: {{client: {{build: ., x-a: *a11}}}}\n",
+        "services: {client: &a {build: ., x-a: *a}}\n",
+        f"services: {{client: {{build: ., x-a: {'[' * 2000}{']' * 2000}}}}}\n",
+    ],
+)
+def test_file_with_endless_content_is_refused(tmp_path: Path, compose: str) -> None:
+    folder = terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose})
+    with pytest.raises(TaskSourceError, match=r"write it without aliases|is not a mapping with services"):
+        load(folder)
+
+
+def test_the_tasks_whole_folder_can_be_mounted(tmp_path: Path) -> None:
+    compose = "services:\n  client: {build: .}\n  web: {build: ., command: serve, volumes: ['./:/srv']}\n"
+    (web,) = load(terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose})).tasks[0].services
+    assert {"/srv/Dockerfile", "/srv/docker-compose.yaml"} <= {file.path for file in web.files}
+
+
 NEEDS = """
 services:
   client: {build: ., depends_on: {seed: {condition: service_completed_successfully}, db: }, links: ["db:database"]}
