@@ -164,7 +164,8 @@ class Builder:
         self._provider, self._cache, self._options = provider, cache, options
         self._machine = this_architecture()
         self._bases: dict[str, asyncio.Task[Base]] = {}
-        self._steps: dict[str, asyncio.Task[BuildEntry]] = {}
+        # By key and time limit: a task does not share the failure of another one whose limit is shorter.
+        self._steps: dict[tuple[str, float], asyncio.Task[BuildEntry]] = {}
         # By group: its Dockerfiles and the stages that were made of them. Each attempt asks again.
         self._groups: dict[str, dict[tuple[int, int], tuple[Dockerfile, asyncio.Task[Made]]]] = {}
 
@@ -245,7 +246,7 @@ class Builder:
 
     async def _made(self, recipe: Recipe, number: int, spec: WorkspaceSpec) -> Made:
         chain = await self._chain(recipe, number, spec)
-        stored = await asyncio.gather(*(self._find(keyed.key) for keyed in chain.steps))
+        stored = await asyncio.gather(*(self._find(keyed.key, recipe.seconds) for keyed in chain.steps))
         layers: list[StoredLayer] = []
         for position, (keyed, entry) in enumerate(zip(chain.steps, stored, strict=True)):
             if entry is not None:
@@ -253,21 +254,21 @@ class Builder:
             else:
                 below = chain.steps[position - 1].key if position else None
                 make = partial(self._make, recipe, chain, keyed, below, tuple(layers), spec)
-                entry = await self._once(self._steps, keyed.key, make)
+                entry = await self._once(self._steps, (keyed.key, recipe.seconds), make)
             layers.append(self._cache.stored(keyed.key, entry))
         return Made(chain.image, tuple(layers), chain.settings)
 
-    async def _find(self, key: str) -> BuildEntry | None:
-        task = self._steps.get(key)
+    async def _find(self, key: str, seconds: float) -> BuildEntry | None:
+        task = self._steps.get((key, seconds))
         if task is not None and not task.done():
             return None
         entry = await self._cache.find(key)
-        if entry is None and self._steps.get(key) is task:
+        if entry is None and self._steps.get((key, seconds)) is task:
             # This process made it, and it was lost since.
-            self._steps.pop(key, None)
+            self._steps.pop((key, seconds), None)
         return entry
 
-    async def _once(self, tasks: dict[str, asyncio.Task[Any]], key: str, make: Callable[[], Any]) -> Any:
+    async def _once(self, tasks: dict[Any, asyncio.Task[Any]], key: object, make: Callable[[], Any]) -> Any:
         """Return the result of the one task for that key; a failed one is repeated by the next caller."""
         task = tasks.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):

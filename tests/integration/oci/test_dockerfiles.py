@@ -252,6 +252,16 @@ async def test_equal_steps_of_tasks_are_made_once_at_the_same_time(builds: Build
     assert [output.split()[1] for output in outputs] == ["0", "1", "2", "3"]
 
 
+async def test_task_does_not_share_the_shorter_time_limit_of_another(builds: Builds) -> None:
+    builder, text = builds.builder(), f"FROM {BASE}\nRUN sleep 3; echo made > /made\n"
+    short, long = (builds.spec(Dockerfile(text=text, seconds=seconds)) for seconds in (1, 20))
+    found = await asyncio.gather(builder.completed(short), builder.completed(long), return_exceptions=True)
+    assert isinstance(found[0], SetupFailed)
+    assert not isinstance(found[1], BaseException), found[1]
+    assert await builds.output_of(found[1], "cat", "/made") == "made\n"
+    assert (await builder.completed(short)).layers, "it uses what the other one has made"
+
+
 async def test_later_attempts_of_a_group_ask_the_storage_nothing(builds: Builds) -> None:
     builder, dockerfile = builds.builder(), written("RUN echo made > /made\n")
     spec = builds.spec(dockerfile)
