@@ -29,8 +29,10 @@ _GROWTH_AHEAD = 2
 # Pausing a workspace with less than this share of the mean, and of the limit, would only delay short commands.
 _SMALL_OF_MEAN = 0.25
 _SMALL_OF_LIMIT = 0.01
-# Whenever memory has not fallen for this long, one more workspace resumes, so that none is paused forever.
+# Whenever there was no progress for this long, one more workspace resumes, so that none is paused forever.
 _STUCK_SECONDS = 10.0
+# Smaller changes do not show that memory was freed.
+_FALL = 0.02
 # Share of the last 10 s in which all tasks of the node waited for memory (`full avg10` of /proc/pressure/memory).
 _MOST_PRESSURE = 20.0
 
@@ -50,8 +52,8 @@ class Unit(NamedTuple):
 
 
 class Situation(NamedTuple):
-    """The sandbox's use of memory, by all of its workspaces. `growth` is since the last measurement, `stuck_seconds` the
-    time since memory last fell. `is_settled`: nothing was paused or resumed after the last measurement.
+    """The sandbox's use of memory, by all of its workspaces. `growth` is since the last measurement, `stuck_seconds` that
+    of ProgressClock. `is_settled`: nothing was paused or resumed after the last measurement.
     """
 
     used: int
@@ -71,6 +73,25 @@ class Decision:
     starts_wait: bool = False
     end: tuple[str, str] | None = None
     """The unit that ends, with the cause."""
+
+
+class ProgressClock:
+    """Time since workspaces that share memory last made progress: memory reached a new low, or there was room for a paused
+    one to resume. Memory that only swings is no progress, or one workspace could keep the others paused.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._lowest, self._since = 0, now
+
+    def seconds(self, used: int, limit: int, now: float, *, starts_wait: bool) -> float:
+        """Return the time. `starts_wait` is that of the last decision."""
+        if not starts_wait or used < self._lowest - limit * _FALL:
+            self._lowest, self._since = used, now
+        return now - self._since
+
+    def decided(self, decision: Decision, used: int, now: float) -> None:
+        if decision.resume and now - self._since < _STUCK_SECONDS:
+            self._lowest, self._since = used, now
 
 
 def last_mark(limit: int) -> float:

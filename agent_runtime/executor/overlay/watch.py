@@ -16,6 +16,7 @@ from agent_runtime.executor.init.processes import Process, all_processes, descen
 from agent_runtime.executor.init.trees import remove_entry
 from agent_runtime.executor.overlay.memory import (
     Decision,
+    ProgressClock,
     Situation,
     Unit,
     decide,
@@ -55,8 +56,6 @@ _DISK_STEP_BYTES = 1024 * 1024
 _NEAR_CHECK_SECONDS = 0.005
 _NEAR_REST_FACTOR = 3
 _PRESSURE_SECONDS = 1.0
-# Smaller changes do not show that memory was freed.
-_FALL = 0.02
 # Counting time depends on the number of files, and a shared disk changes all the time. So counting pauses like
 # measuring, but never longer than this, because nothing is counted during a pause.
 _COUNT_REST_SECONDS = 1.0
@@ -84,9 +83,9 @@ class Watch:
         self._observations: dict[Workspace, _Observation] = {}
         self._stopping: dict[Workspace, asyncio.Task[None]] = {}
         self._awake = asyncio.Event()
-        # The sandbox's memory at the last check, its highest use since it last fell, and when it fell.
-        self._used = self._highest = 0
-        self._fell_at = time.monotonic()
+        self._used = 0
+        """The sandbox's memory at the last check."""
+        self._progress = ProgressClock(time.monotonic())
         self._starts_wait = self._has_pressure = False
         self._is_settled = True
         self._pressure_read_at = -_PRESSURE_SECONDS
@@ -184,13 +183,12 @@ class Watch:
             for name, group in groups.items()
         ]
         now = time.monotonic()
-        self._highest = max(self._highest, used)
-        if not self._starts_wait or used < self._highest - limit * _FALL:
-            self._highest, self._fell_at = used, now
+        stuck = self._progress.seconds(used, limit, now, starts_wait=self._starts_wait)
         if now - self._pressure_read_at >= _PRESSURE_SECONDS:
             self._pressure_read_at, self._has_pressure = now, node_has_pressure(read_pressure())
-        stuck = now - self._fell_at
-        self._apply(decide(units, Situation(used, limit, growth, stuck, self._has_pressure, self._is_settled)), groups)
+        decision = decide(units, Situation(used, limit, growth, stuck, self._has_pressure, self._is_settled))
+        self._progress.decided(decision, used, now)
+        self._apply(decision, groups)
 
     def _groups(self) -> dict[str, list[Workspace]]:
         """Return the workspaces with processes or waiting commands, together with those that joined them."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.executor.overlay.memory import Decision, Situation, Unit, decide, node_has_pressure
+from agent_runtime.executor.overlay.memory import Decision, ProgressClock, Situation, Unit, decide, node_has_pressure
 
 LIMIT = 1000
 sizes = st.integers(0, 950)
@@ -188,3 +188,34 @@ def test_programs_that_free_their_memory_all_end_by_themselves(seed: int) -> Non
         assert decision.end is None
         paused = (paused | set(map(int, decision.pause))) - set(map(int, decision.resume))
     assert not any(held)
+
+
+@pytest.mark.parametrize("swing", [0, 25])
+def test_a_workspace_whose_memory_swings_keeps_none_paused(swing: int) -> None:
+    """It frees and uses 25 of 600 MB in turn, and four others need 190 MB for a second each."""
+    limit, clock, starts_wait, is_settled, before = 600, ProgressClock(0.0), False, True, 0
+    sizes, left = dict.fromkeys("abcd", 0), dict.fromkeys("abcd", 20)
+    paused: set[str] = set()
+    for step in range(1, 2400):
+        now = step / 20
+        swinging = Unit("oldest", 150 + swing * (step // 10 % 2), 0, 200)
+        units = [
+            swinging,
+            *(Unit(name, sizes[name], number + 1, 200, name in paused) for number, name in enumerate(left)),
+        ]
+        used = sum(unit.memory_bytes for unit in units)
+        stuck = clock.seconds(used, limit, now, starts_wait=starts_wait)
+        decision = decide(units, Situation(used, limit, max(0, used - before), stuck, False, is_settled))
+        clock.decided(decision, used, now)
+        starts_wait, is_settled, before = decision.starts_wait, not (decision.pause or decision.resume), used
+        if decision.end is not None:
+            del left[decision.end[0]]  # the last resort
+        paused = (paused | set(decision.pause)) - set(decision.resume)
+        for name in [name for name in left if name not in paused]:
+            left[name] -= sizes[name] == 190
+            sizes[name] = min(190, sizes[name] + 25)
+            if not left[name]:
+                del left[name]
+        if not left:
+            return
+    raise AssertionError(f"paused for two minutes: {paused}")
