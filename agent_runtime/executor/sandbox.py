@@ -158,6 +158,10 @@ class WorkspaceEntry:
             self.is_frozen = False
             raise
 
+    def keep_running(self) -> None:
+        """Never pause it from now on: a pause would make time limits of its programs expire."""
+        self.workspace.pause.is_forbidden = True
+
     async def end_processes(self) -> None:
         """Kill all its processes, including daemons of commands that have ended. Raises WorkspaceFailed."""
         with translating():

@@ -84,6 +84,8 @@ async def grade(
         raise ValueError(f"task {task.name} has no verifier, so it cannot be graded")
     separate_uid = 0 if verifier.mode is VerifierMode.SHARED else separate_uid
     grading = _Grading(task, task.verifier, verifier, workspace, key_turn, watch, separate_uid)
+    # Verifiers and tests have time limits of their own, which would expire in a pause.
+    await workspace.keep_running()
     try:
         verdict = await grading.run()
     except WorkspaceLimit as limit:

@@ -434,6 +434,9 @@ class Workspace(Protocol):
     async def missed_requests(self) -> int:
         """The number of requests that the workspace's programs gave up without a server, since the last reply."""
 
+    async def keep_running(self) -> None:
+        """Never pause its processes from now on, also when its sandbox's memory is short. Idempotent."""
+
     async def kill_all(self, *, key: str) -> None:
         """Kill every process that tools left running."""
 

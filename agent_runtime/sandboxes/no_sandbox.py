@@ -31,6 +31,9 @@ class NoSandbox:
     async def release(self) -> None:
         """Do nothing: there is nothing to destroy."""
 
+    async def keep_running(self) -> None:
+        """Do nothing: there are no processes."""
+
     async def kill_all(self, *, key: str) -> None:
         """Do nothing: there are no processes."""
 

@@ -438,6 +438,9 @@ class DummyWorkspace:
             for connection in connections:
                 connection.force_close()
 
+    async def keep_running(self) -> None:
+        """See Workspace. Nothing pauses here."""
+
     async def kill_all(self, *, key: str) -> None:
         """See Workspace. No process outlives its call here."""
         await self._enter_call("kill_all", key)

@@ -49,6 +49,8 @@ class Unit(NamedTuple):
     started: float
     limit: int | None = None
     is_paused: bool = False
+    is_steady: bool = False
+    """Whether it never pauses."""
 
 
 class Situation(NamedTuple):
@@ -119,11 +121,13 @@ def decide(units: Sequence[Unit], now: Situation) -> Decision:
     expected = needed + _GROWTH_AHEAD * now.growth
     is_short = now.has_pressure or expected > mark
     free = 1 + int(now.stuck_seconds / _STUCK_SECONDS)
-    resumed = [unit for unit in oldest_first[:free] if unit.is_paused]
-    paused = [unit for unit in oldest_first[free:] if unit.is_paused]
+    running = [*oldest_first[:free], *(unit for unit in oldest_first[free:] if unit.is_steady)]
+    others = [unit for unit in oldest_first[free:] if not unit.is_steady]
+    resumed = [unit for unit in running if unit.is_paused]
+    paused = [unit for unit in others if unit.is_paused]
     small = min(_SMALL_OF_MEAN * mark / len(units), _SMALL_OF_LIMIT * now.limit)
     is_growing = now.growth > _NOISE * now.limit
-    candidates = [unit for unit in oldest_first[free:] if not unit.is_paused and unit.memory_bytes >= small]
+    candidates = [unit for unit in others if not unit.is_paused and unit.memory_bytes >= small]
     chosen: list[Unit] = []
     end = None
     if is_short and candidates:

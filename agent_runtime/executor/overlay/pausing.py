@@ -21,6 +21,8 @@ class Pause:
         self._since: float | None = None
         self._before = 0.0
         self._over = Notifier()
+        self.is_forbidden = False
+        """Whether no pause may begin. One that has begun ends at the next check."""
         # By descriptor of /proc and process. Processes that a tool has stopped are not in it, and stay stopped.
         self._stopped: set[tuple[int, int]] = set()
 
@@ -33,7 +35,7 @@ class Pause:
         return self._before + (0.0 if self._since is None else asyncio.get_running_loop().time() - self._since)
 
     def begin(self) -> None:
-        if self._since is None:
+        if self._since is None and not self.is_forbidden:
             self._since = asyncio.get_running_loop().time()
 
     def end(self) -> None:

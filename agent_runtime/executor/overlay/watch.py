@@ -179,6 +179,7 @@ class Watch:
                 min(member.oldest_command for member in group),
                 group[0].spec.limits.memory_bytes,
                 group[0].pause.is_on,
+                any(member.pause.is_forbidden for member in group),
             )
             for name, group in groups.items()
         ]

@@ -80,6 +80,11 @@ async def end_processes(call: Call) -> dict[str, Any]:
     return {}
 
 
+async def keep_running(call: Call) -> dict[str, Any]:
+    call.live().keep_running()
+    return {}
+
+
 async def switch_network(call: Call) -> dict[str, Any]:
     fields = call.fields()
     rule = _network(fields)

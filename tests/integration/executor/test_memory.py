@@ -117,6 +117,20 @@ async def test_deadline_leaves_out_the_time_of_a_pause(six: list[Any]) -> None:
     assert (await oldest).exit_code == 0
 
 
+async def test_a_steady_workspace_runs_while_others_pause(six: list[Any]) -> None:
+    """Time limits inside a workspace count its pauses; verifiers have some."""
+    steady = await six[1].call("PUT", "~/steady", keyed=False)
+    assert (steady.status, steady.json) == (200, {})
+    limited = ["/usr/bin/timeout", "4", *allocating(60, 1)]
+    others = [asyncio.create_task(run(client, allocating(150, 6))) for client in (six[0], *six[2:])]
+    await asyncio.sleep(0.5)
+    began = time.monotonic()
+    assert (await run(six[1], limited)).exit_code == 0
+    assert time.monotonic() - began < 4
+    for job in others:
+        job.cancel()
+
+
 async def test_new_commands_wait_while_others_are_paused(six: list[Any]) -> None:
     jobs = await paused(six[0], six[:5])
     began = time.monotonic()

@@ -23,6 +23,7 @@ def sandboxes(draw: st.DrawFn) -> tuple[list[Unit], Situation]:
             draw(st.integers(0, 5)),
             draw(st.none() | st.integers(50, 2000)),
             draw(st.booleans()),
+            draw(st.booleans()),
         )
         for name in draw(st.sets(st.sampled_from("abcdefgh")))
     ]
@@ -46,6 +47,7 @@ def test_decision_is_consistent_and_the_oldest_always_runs(sandbox: tuple[list[U
     by_name = {unit.name: unit for unit in units}
     assert all(not by_name[name].is_paused for name in decision.pause)
     assert all(by_name[name].is_paused for name in decision.resume)
+    assert not any(by_name[name].is_steady for name in decision.pause)
     if units and (decision.end is None or decision.end[1] == "SandboxMemory"):
         oldest = min(units, key=lambda unit: (unit.started, unit.name))
         assert oldest.name in running_after(units, decision)
