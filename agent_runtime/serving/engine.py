@@ -8,6 +8,8 @@ detects every restart.
 import asyncio
 import secrets
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from yarl import URL
@@ -29,6 +31,7 @@ class Engine:
         self._version: int | None = None
         self.was_open = False
         """Whether calls have been allowed since this gateway started."""
+        self._calls: set[object] = set()
         self._finding = asyncio.Lock()
 
     @property
@@ -56,8 +59,23 @@ class Engine:
         async with self._finding:
             if self.process is None:
                 self._connection = await _connected(self.url)
-                self._process = secrets.token_hex(8)
+                self._process, self._calls = secrets.token_hex(8), set()
             return self.process
+
+    @property
+    def calls(self) -> int:
+        """Return how many calls this process has in progress. No call begins while calls are not allowed."""
+        return len(self._calls)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Count a call of the running process until it ends."""
+        calls, call = self._calls, object()
+        calls.add(call)
+        try:
+            yield
+        finally:
+            calls.remove(call)
 
     def open(self, process: str, version: int) -> bool:
         """Allow calls to this process, with this policy version. False if another process runs."""

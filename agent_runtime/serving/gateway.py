@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -92,14 +92,15 @@ def data_app(http: aiohttp.ClientSession, engine: Engine, adapters: Adapters | N
                 return None
             return unavailable("this server's engine has ended and lost its policy; use another server")
 
-        if adapters is None or asked is None:
-            return await forward(request, http, engine.url, refusal, _version(version))
-        try:
-            with adapters.call(asked, request.headers.get(POLICY_VERSION_HEADER)) as chosen:
-                served = _version(version if chosen is None else chosen)
-                return await forward(request, http, engine.url, refusal, served, json.dumps(asked).encode())
-        except NotLoaded as error:
-            return unavailable(f"{error}; use another server")
+        with engine.call() if samples else nullcontext():
+            if adapters is None or asked is None:
+                return await forward(request, http, engine.url, refusal, _version(version))
+            try:
+                with adapters.call(asked, request.headers.get(POLICY_VERSION_HEADER)) as chosen:
+                    served = _version(version if chosen is None else chosen)
+                    return await forward(request, http, engine.url, refusal, served, json.dumps(asked).encode())
+            except NotLoaded as error:
+                return unavailable(f"{error}; use another server")
 
     return _app(handle, MOST_BODY)
 
@@ -265,7 +266,7 @@ async def _served(engine: Engine, adapters: Adapters | None) -> web.Response:
     process = await engine.find()
     if process is None:
         return unavailable("the engine does not answer")
-    served = {"engine": process, "version": engine.version}
+    served = {"engine": process, "version": engine.version, "calls": engine.calls}
     return web.json_response(served if adapters is None else {**served, "adapters": adapters.report()})
 
 

@@ -92,6 +92,8 @@ class ServerReport:
     """The gateway's name for the engine's process. A restarted engine has another name."""
     opened: int | None = None
     """Version for which the gateway accepts calls; None: it accepts none."""
+    calls: int = 0
+    """Calls that the engine's process has in progress; 0 also from a gateway that does not count them."""
     asleep: bool | None = False
     """Whether the engine has released its accelerators' memory. None: a request to do so may have had an effect."""
     adapters: Mapping[str, LoadedAdapter] = field(default_factory=dict)

@@ -112,11 +112,13 @@ class Control:
     async def server_report(self, server: Address) -> ServerReport:
         """Return the state of one server. All parts of it come from the same engine process."""
         served = await self._get(replace(server, process=""), "/policy/served")
-        process, opened = served.get("engine"), served.get("version")
+        process, opened, calls = served.get("engine"), served.get("version"), served.get("calls", 0)
         if not isinstance(process, str) or not PROCESS_NAME.fullmatch(process):
             raise ControlError(f"{server.name}: GET /policy/served answered {served}; expected the engine's process")
         if opened is not None and type(opened) is not int:
             raise ControlError(f"{server.name}: GET /policy/served answered {served}; expected a version or null")
+        if type(calls) is not int:
+            raise ControlError(f"{server.name}: GET /policy/served answered {served}; expected a number of calls")
         server = replace(server, process=process)
         updates = server.updates
         paused, weights = await self._look(server, updates.paused), await self._look(server, updates.weights)
@@ -139,6 +141,7 @@ class Control:
             version_of(name),
             process=process,
             opened=opened,
+            calls=calls,
             asleep=asleep,
             adapters=_adapters(server, adapters, now) if adapters else {},
         )

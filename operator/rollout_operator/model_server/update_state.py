@@ -8,7 +8,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from rollout_api.model_server import Gate, ModelServerStatus, PolicySource, ServerState, ServerStatus, TransferMode
+from rollout_api.model_server import (
+    Gate,
+    ModelServerStatus,
+    PolicySource,
+    PolicyStep,
+    ServerState,
+    ServerStatus,
+    TransferMode,
+)
 from rollout_operator.server_contact import Call, Failure, Server, ServerOperation
 
 
@@ -151,6 +159,8 @@ def next_operation(seen: Seen, server: Server, source: PolicySource) -> ServerOp
         return ServerOperation(Call.WAKE)
     if report.version != source.version:
         return ServerOperation(Call.LOAD, source)
+    if report.calls and seen.status.policy.step is PolicyStep.LOADING:
+        return report_if_old(seen, server)  # its calls must not continue with a version that may be rolled back
     if (step := next_step(seen, server)) is not None:
         return step
     return report_if_old(seen, server) if report.is_open else ServerOperation(Call.OPEN, source)
@@ -177,13 +187,14 @@ def failed_lately(seen: Seen, server: Server, call: Call, version: int | None = 
 def must_be_replaced(server: Server, version: int) -> bool:
     """Whether this newcomer can get a version only by a restart.
 
-    One reason is a failed operation of which the server itself is the cause. The other is a gateway that accepts calls
-    for another version: such a server was opened before the kubelet reported its restart, and may have calls, so its
-    weights must not change.
+    One reason is a failed operation of which the server itself is the cause. The other is that it may have calls with
+    another version, because it was opened before the kubelet reported its restart. Its weights must not change, also
+    if it was paused meanwhile.
     """
     if any(call in server.failures and not server.failures[call].untouched for call in _CHANGES):
         return True
-    return server.report is not None and server.report.is_open and server.report.version != version
+    report = server.report
+    return report is not None and (report.is_open or report.calls > 0) and report.version != version
 
 
 def is_checked(seen: Seen, server: Server) -> bool:

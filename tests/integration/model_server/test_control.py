@@ -135,6 +135,9 @@ async def test_control_keeps_nothing_large_of_a_hostile_report(port: tuple[Port,
     answers.answers["/policy/served"] = [web.json_response({"engine": "abc", "version": [[] for _ in range(1000)]})]
     with pytest.raises(ControlError, match="expected a version or null"):
         await control.server_report(server)
+    answers.answers["/policy/served"] = [web.json_response({"engine": "abc", "version": 0, "calls": "9" * 1000})]
+    with pytest.raises(ControlError, match="expected a number of calls"):
+        await control.server_report(server)
     failed = {"version": 1, "message": "", "fetched": False, "seconds": -2.5e11}  # a time 8000 years ahead
     red = {"current": 0, "loaded": [], "loading": [], "failed": [failed]}
     answers.answers["/policy/served"] = [web.json_response({"engine": "abc", "version": 0, "adapters": {"red": red}})]

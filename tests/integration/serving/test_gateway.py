@@ -18,6 +18,7 @@ from yarl import URL
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
 from agent_runtime.models.inference_client import InferenceClient
 from agent_runtime.models.token_exact.routes import Progress
+from agent_runtime.serving import engine as serving_engine
 from agent_runtime.serving import routes
 from agent_runtime.serving.gateway import serve
 from agent_runtime.serving.policies import Policies
@@ -245,9 +246,11 @@ async def test_gateway_admits_no_call_from_a_pause_or_load_to_its_verification(g
         assert await status(gateway, "POST", gateway.control + path, headers=BEARER) == 200
         assert await status(gateway, "POST", f"{gateway.control}/resume", headers=BEARER) == 200
         assert await status(gateway, "POST", gateway.data + CHAT, json={}) == 503
+        assert (await served(gateway))["calls"] == 1
         gateway.engine.pieces.put_nowait(b"held")
         gateway.engine.pieces.put_nowait(None)
         assert await held.read() == b"held"
+    assert (await served(gateway))["calls"] == 0
     assert await open_for(gateway, 8) == 200
     gateway.engine.pieces.put_nowait(None)
     async with gateway.http.post(gateway.data + CHAT, json={}) as response:
@@ -271,6 +274,19 @@ async def test_restarted_engine_gets_no_request_until_it_is_verified(gateway: Ga
         new = await served(gateway)
         assert new["engine"] != old
         assert new["version"] is None
+
+
+async def test_calls_of_an_ended_engine_are_not_counted_for_the_next_one(gateway: Gateway) -> None:
+    engine = serving_engine.Engine(f"http://127.0.0.1:{gateway.engine_port}")
+    with closing(engine):
+        await engine.find()
+        with engine.call():  # its client reads slowly, so the end of the stream is noticed late
+            assert engine.calls == 1
+            engine.close()
+            await engine.find()
+            with engine.call():
+                assert engine.calls == 1
+            assert engine.calls == 0
 
 
 @pytest.mark.parametrize("capture", ["Tokens", "TextOnly"])

@@ -230,6 +230,9 @@ class Fleet:
                 assert not self._must(key, "resume", process).asleep, f"{engine.name} is resumed in its sleep"
                 engine.paused = False
                 self.check_serving(engine)
+                # A call may end before its runner reads that the server restarted.
+                is_settled = self.status.policy.step is not PolicyStep.LOADING
+                assert is_settled or not engine.had_traffic, f"{engine.name} resumes with a version that may be undone"
             case Call.CHECK:
                 yield
                 if self._must(key, "check", process).paused:
@@ -285,6 +288,7 @@ class Fleet:
             fetched=engine.fetched if old or operation.call is Call.FETCH else None,
             process=str(engine.process),
             opened=engine.opened,
+            calls=int(engine.had_traffic),
             asleep=engine.says_asleep,
         )
         same = old is not None and (old.process, old.version) == (report.process, version)
@@ -334,9 +338,9 @@ class Fleet:
             )
 
     def restart_gateway(self, number: int) -> None:
-        """Restart the gateway, which then knows nothing about its engine."""
+        """Restart the gateway, which then knows nothing about its engine. All calls went through it."""
         engine = self.engines[number % len(self.engines)]
-        engine.opened, engine.process = None, self._new_process()
+        engine.opened, engine.process, engine.had_traffic = None, self._new_process(), False
 
     def _new_process(self) -> int:
         self.processes += 1

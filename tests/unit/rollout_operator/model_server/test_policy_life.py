@@ -1,12 +1,14 @@
 """Random lives of a fleet: whatever is lost at any time, no token gets a wrong version, and the gate opens again."""
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollout_api.model_server import TransferMode
+from rollout_api.model_server import Gate, PolicyStep, TransferMode
 from tests.support.full import examples
 from tests.unit.rollout_operator.model_server.policy_world import Fleet
 
@@ -149,22 +151,79 @@ TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=examples(60), stateful_step_count=40)
 
 
-def test_weights_never_change_under_calls_of_an_engine_whose_restart_is_counted_late() -> None:
-    fleet = Fleet(servers=1, runners=0)
+def _with_calls_before_its_restart_is_counted(mode: TransferMode, servers: int = 1) -> Fleet:
+    fleet = Fleet(servers, runners=0, mode=mode)
     fleet.ask_for(1)
     fleet.calm()
     fleet.kill_engine(0)
     fleet.start_engines()
     fleet.restart_engine_uncounted(0)
-    for _ in range(5):
+    _go_on(fleet, lambda: fleet.engines[0].had_traffic)
+    return fleet
+
+
+def _go_on(fleet: Fleet, is_over: Callable[[], bool]) -> None:
+    for _ in range(30):
+        if is_over():
+            return
         fleet.round()
         while fleet.under_way:
             fleet.step(0)
         fleet.now += timedelta(seconds=1)
+    raise AssertionError(fleet.status)
+
+
+@pytest.mark.parametrize("mode", TransferMode)
+@pytest.mark.parametrize("closed_by", ["nothing", "a person", "an update", "a sleep"])
+def test_weights_never_change_under_calls_of_an_engine_whose_restart_is_counted_late(
+    mode: TransferMode, closed_by: str
+) -> None:
+    fleet = _with_calls_before_its_restart_is_counted(mode)
     engine = fleet.engines[0]
-    assert engine.had_traffic
-    fleet.ask_for(2)
+    match closed_by:
+        case "a person":
+            engine.paused, engine.opened = True, None
+        case "an update":
+            fleet.ask_for(2)
+            _go_on(fleet, lambda: engine.paused)
+        case "a sleep":
+            fleet.asleep = True
+            _go_on(fleet, lambda: engine.asleep)
     fleet.start_engines()
+    _go_on(fleet, lambda: fleet.status.servers[0].restarts == engine.restarts)
+    fleet.ask_for(2)
     fleet.calm()
     assert fleet.is_at_rest()
     assert (engine.weights, fleet.engines[0].weights) == (1, 2)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_calls_of_an_engine_whose_restart_is_counted_during_a_load_wait_for_the_others(fails: bool) -> None:
+    fleet = _with_calls_before_its_restart_is_counted(TransferMode.PULL, servers=3)
+    _go_on(fleet, lambda: all(fleet.is_open(engine) for engine in fleet.engines))
+    engine, *others = fleet.engines
+    fleet.ask_for(2)
+    _go_on(fleet, lambda: fleet.status.policy.step is PolicyStep.LOADING)
+    for other in others:
+        other.failing.add("fetch")
+    fleet.round()
+    loads = fleet.under_way
+    fleet.under_way = loads[:1]
+    assert loads[0][0].servers[0].name == engine.name
+    while fleet.under_way:
+        fleet.step(0)
+    fleet.start_engines()
+    assert (engine.weights, engine.named) == (2, "2")
+    for _ in range(5):
+        fleet.round()
+        while fleet.under_way:
+            fleet.step(0)
+    assert engine.paused
+    fleet.under_way += loads[1:]
+    if not fails:
+        for other in others:
+            other.failing.clear()
+    _go_on(fleet, lambda: fleet.status.policy.gate is Gate.OPEN)
+    assert fleet.status.policy.current == (1 if fails else 2)
+    assert engine.leaving is fails
+    assert engine.paused is fails
