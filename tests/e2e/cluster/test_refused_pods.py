@@ -197,7 +197,7 @@ def test_compromised_runner_gets_no_privileges_through_its_sandboxes(
         }
         cluster.kubectl("create", as_runner(job), "-f", "-", text=json.dumps(manifest))
         told = invalid(ByHand(cluster, job.namespace, field.lower()))
-        assert f"spec.{field}: a Sandbox of a job takes it from RolloutJob {job.name}" in told
+        assert f"spec.{field}: a Sandbox takes it from its RolloutJob {job.name}" in told
         assert cluster.get("pod", field.lower(), job.namespace) is None
 
     for verb, what in (
