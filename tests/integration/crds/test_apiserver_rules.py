@@ -44,6 +44,7 @@ KINDS = {
     "RolloutJob": "rolloutjobs.yaml",
     "RolloutShard": "rolloutshards.yaml",
     "Sandbox": "sandboxes.yaml",
+    "SandboxPool": "sandboxpools.yaml",
     "ModelServer": "modelservers.yaml",
 }
 

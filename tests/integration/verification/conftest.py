@@ -32,6 +32,9 @@ class FolderWorkspace:
         self.folder = root / WORKING_DIR.lstrip("/")
         self.folder.mkdir(parents=True)
 
+    async def keep_running(self) -> None:
+        """Nothing pauses here."""
+
     def _at(self, path: str) -> Path:
         return self.root / os.path.normpath(os.path.join(WORKING_DIR, path)).lstrip("/")
 
