@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _CHECK_SECONDS = 0.02
 # Without limits, measuring only updates the figures of `usage`.
 _IDLE_CHECK_SECONDS = 0.25
+_FREED_SECONDS = 0.2
 # Number of measurements to wait for a stopped workspace before another one is considered.
 _DYING_CHECKS = 250
 # Measuring takes at most a tenth of one processor, however many processes there are.
@@ -227,7 +228,13 @@ class Watch:
                         f"workspace {member.spec.id!r} was ended because the sandbox's memory, which its workspaces "
                         "share, was used up; its own limit was not reached"
                     )
-                    self._stop(member, member.fail(cause, message))
+                    self._stop(member, self._fail(member, cause, message))
+
+    async def _fail(self, workspace: Workspace, cause: str, message: str) -> None:
+        await workspace.fail(cause, message)
+        # Its last measurement would count until it is removed, and the kernel needs a moment to free its memory.
+        workspace.last = replace(workspace.last, memory_bytes=0)
+        await asyncio.sleep(_FREED_SECONDS)
 
     def _check(self, workspace: Workspace, used: int) -> None:
         everything = all_processes(workspace.proc)
