@@ -101,7 +101,7 @@ def pool_secret_name(pool: str) -> str:
 
 
 def job_tag(uid: str) -> str:
-    """Return the start of the names of a job's attempts in executors, by which those of other jobs are told apart."""
+    """Return the prefix of the names of a job's attempts in executors, which several jobs may share."""
     return f"{uid[:8]}-"
 
 

@@ -75,6 +75,10 @@ class SandboxPoolSpec(ApiModel):
     recycle: Recycle = Recycle()
     """When sandboxes are replaced."""
 
+    @property
+    def most_replicas(self) -> int:
+        return max(self.replicas, self.max_replicas or 0)
+
 
 def recycle_bytes(spec: SandboxPoolSpec) -> float:
     """Return the disk use at which a sandbox of the pool is replaced, in bytes."""

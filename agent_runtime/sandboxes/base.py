@@ -161,7 +161,7 @@ class WorkspaceSpec:
     working_dir: str
     image: str | None = None
     tenant: str = ""
-    """Start of the names of its states in executors, by which those of several jobs are told apart."""
+    """Prefix of the names of its prepared states, different for each runner, because jobs may share an executor."""
     layers: Sequence[StoredLayer] = ()
     """Layers over the image, the lowest first. Only in `Overlay`."""
     is_bare: bool = False

@@ -82,7 +82,8 @@ def _of_sandbox(body: Body, config: OperatorConfig) -> list[str]:
 def _of_sandbox_pool(body: Body, config: OperatorConfig) -> list[str]:
     if why := size_problem(body.get("spec")):
         return [f"spec: {why}"]
-    return sandbox_pool.problems(body.get("spec") or {}, body["metadata"], config)
+    found = sandbox_pool.checked(body.get("spec") or {}, body["metadata"], config)
+    return found if isinstance(found, list) else []
 
 
 CHECKS: Final[Mapping[str, Callable[[Body, OperatorConfig], list[str]]]] = {

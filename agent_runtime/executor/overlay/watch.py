@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _CHECK_SECONDS = 0.02
 # Without limits, measuring only updates the figures of `usage`.
 _IDLE_CHECK_SECONDS = 0.25
+# Time for the kernel to free the memory of a workspace that was ended.
 _FREED_SECONDS = 0.2
 # Number of measurements to wait for a stopped workspace before another one is considered.
 _DYING_CHECKS = 250
@@ -232,7 +233,7 @@ class Watch:
 
     async def _fail(self, workspace: Workspace, cause: str, message: str) -> None:
         await workspace.fail(cause, message)
-        # Its last measurement would count until it is removed, and the kernel needs a moment to free its memory.
+        # Its last measurement would count until it is removed.
         workspace.last = replace(workspace.last, memory_bytes=0)
         await asyncio.sleep(_FREED_SECONDS)
 

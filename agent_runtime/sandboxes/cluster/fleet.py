@@ -13,7 +13,7 @@ from typing import Any
 
 from agent_runtime.kube.api import ApiError, KubeApi, is_denied_role
 from agent_runtime.sandboxes.base import ACCESS_DENIED, NETWORK_LOST, Evidence, Fenced, SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox
+from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox, ReasonOfEnd
 from agent_runtime.sandboxes.cluster.packing import Bounds, Request, plan_packing
 from agent_runtime.sandboxes.cluster.pools import Pool, Pools, order
 from agent_runtime.sandboxes.cluster.sandbox_object import (
@@ -360,17 +360,20 @@ class Fleet:
         self._changed(view.name, view)
 
     def _add_sandbox(self, name: str, kind: str, pool: Pool | None = None) -> HeldSandbox:
-        held = self.held[name] = HeldSandbox(
+        held = self.held[name] = self._held_sandbox(name, kind, pool, self._reason_of_end)
+        return held
+
+    def _held_sandbox(self, name: str, kind: str, pool: Pool | None, reason_of_end: ReasonOfEnd) -> HeldSandbox:
+        return HeldSandbox(
             name,
             kind,
             self._api,
             self._key if pool is None else pool.key,
             self._job.spec.sandbox.idle_seconds,
-            self._reason_of_end,
+            reason_of_end,
             tenant=self._tenant,
             pool=None if pool is None else pool.name,
         )
-        return held
 
     def _changed(self, name: str, view: SandboxView | None) -> None:
         held = self.held.get(name)
@@ -479,16 +482,7 @@ class Fleet:
 
     async def _visit(self, pool: Pool, view: SandboxView, unwanted: Callable[[str, str], bool]) -> bool:
         """Destroy unwanted workspaces in one sandbox of a pool. Return whether its executor answered."""
-        visitor = HeldSandbox(
-            view.name,
-            "",
-            self._api,
-            pool.key,
-            self._job.spec.sandbox.idle_seconds,
-            self._no_reason,
-            tenant=self._tenant,
-            pool=pool.name,
-        )
+        visitor = self._held_sandbox(view.name, "", pool, self._no_reason)
         try:
             async with asyncio.timeout(VISIT_SECONDS):
                 await visitor.connect(view)

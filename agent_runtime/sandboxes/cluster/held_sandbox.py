@@ -30,6 +30,10 @@ CONNECT_SECONDS = 4.0
 log = logging.getLogger(__name__)
 
 
+ReasonOfEnd = Callable[["HeldSandbox", SandboxFailure], Awaitable[SandboxFailure | None]]
+"""Returns why a Sandbox has ended whose connection failed; None if it responds again."""
+
+
 class HeldSandbox:
     """`sandbox` exists once its executor has responded; `ended` is set at its end."""
 
@@ -40,7 +44,7 @@ class HeldSandbox:
         api: KubeApi,
         key: str,
         idle_seconds: float,
-        reason_of_end: Callable[[HeldSandbox, SandboxFailure], Awaitable[SandboxFailure | None]],
+        reason_of_end: ReasonOfEnd,
         *,
         tenant: str,
         pool: str | None = None,

@@ -55,7 +55,7 @@ class Pool:
         """Whether the pool has sandboxes, or may get some."""
         spec, status = self.described.spec, self.described.status
         is_invalid = status is not None and any(one.reason == "InvalidSpec" for one in status.conditions)
-        may_grow = not is_invalid and max(spec.replicas, spec.max_replicas or 0) > 0
+        may_grow = not is_invalid and spec.most_replicas > 0
         return may_grow or any(True for _ in self.usable)
 
     @property
@@ -76,13 +76,12 @@ class Pool:
     def full(self) -> str:
         """What to say of a request that waits for a place."""
         spec, ready = self.described.spec, sum(1 for _ in self.usable)
-        most = max(spec.replicas, spec.max_replicas or 0)
-        return f"SandboxPool {self.name} has no free place: {ready} of at most {most} sandboxes are ready"
+        return f"SandboxPool {self.name} has no free place: {ready} of at most {spec.most_replicas} sandboxes are ready"
 
 
 class Pools:
-    """Finds the pool for a Sandbox. Its own keys are files, which the operator has mounted for the pools that existed when
-    the job started.
+    """Finds the pool for a Sandbox. The keys are files, which the operator has mounted for the pools that existed when the
+    job started.
     """
 
     def __init__(self, job: RolloutJob, api: KubeApi, changed: Changed, folder: Path = Path(POOLS_FOLDER)) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_runtime.kube.api import ApiError, KubeApi
-from agent_runtime.sandboxes.base import Fence, SandboxFailure, Service, WorkspaceSpec
+from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.cluster.fleet import Fleet
 from agent_runtime.sandboxes.cluster.held_sandbox import PROVIDER, HeldSandbox
 from agent_runtime.sandboxes.executor_client.sandbox import ExecutorSandbox, Lease
@@ -66,11 +66,12 @@ class ClusterProvider:
             self.warnings = plain_warnings(self._job.spec.sandbox.network)
 
     async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
-        spec = replace(spec, tenant=self._tenant, services=[self._of_tenant(service) for service in spec.services])
-        return await self._pool.acquire(spec, attempt=f"{self._tenant}{attempt}", fence=fence, name=name)
+        return await self._pool.acquire(self._own(spec), attempt=f"{self._tenant}{attempt}", fence=fence, name=name)
 
-    def _of_tenant(self, service: Service) -> Service:
-        return replace(service, workspace=replace(service.workspace, tenant=self._tenant))
+    def _own(self, spec: WorkspaceSpec) -> WorkspaceSpec:
+        """Return the specification, and those of its services, with this runner as the tenant."""
+        services = [replace(service, workspace=self._own(service.workspace)) for service in spec.services]
+        return replace(spec, tenant=self._tenant, services=services)
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
         if handle.get("provider") != PROVIDER:
@@ -78,8 +79,7 @@ class ClusterProvider:
                 "WorkspaceLost",
                 f"the workspace belongs to provider {handle.get('provider')}, which is not available on this cluster",
             )
-        spec = replace(spec, tenant=self._tenant, services=[self._of_tenant(service) for service in spec.services])
-        return await self._pool.reattach(handle, spec=spec, fence=fence)
+        return await self._pool.reattach(handle, spec=self._own(spec), fence=fence)
 
     @contextlib.asynccontextmanager
     async def _place(self, lease: Lease) -> AsyncIterator[ExecutorSandbox]:

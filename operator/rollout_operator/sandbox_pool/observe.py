@@ -14,7 +14,7 @@ from rollout_operator.actions import Fact, Ref
 from rollout_operator.cache import read_as, reports_of, uid_of
 from rollout_operator.conditions import parse_time
 from rollout_operator.executor_contact import ExecutorReport
-from rollout_operator.sandbox_pool.validate import parse_spec, problems
+from rollout_operator.sandbox_pool.validate import checked
 from rollout_operator.world import World
 
 _ENDED = ("Succeeded", "Failed", "Suspended")
@@ -105,8 +105,7 @@ def observe(world: World, pool: Manifest) -> Observed:
 def _spec(pool: Manifest, config: OperatorConfig) -> SandboxPoolSpec | list[str]:
     if why := pool.get(EXCESS):
         return [f"spec: {why}"]
-    spec = pool.get("spec") or {}
-    return problems(spec, pool["metadata"], config) or parse_spec(spec)
+    return checked(pool.get("spec") or {}, pool["metadata"], config)
 
 
 def _member(world: World, sandbox: Manifest) -> Member:

@@ -5,7 +5,7 @@ started ──► ready ──► draining: refuses further workspaces ──►
              └ claimed by runners, which ask its executor alone and write nothing into the API server
 
 Sandboxes are drained that are more than needed, too old, used too often, too full, or made from an earlier spec. Only an
-executor knows whether it is empty: one that was told to refuse workspaces, and has none, is deleted.
+executor knows whether it is empty, so a sandbox is deleted only when its executor refuses workspaces and has none.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ ASK_SECONDS: Final = 5.0
 COUNTS_SECONDS: Final = 10.0
 """Interval between writes that change only counts. Each workspace changes them."""
 MOST_CREATES: Final = 20
-"""Most sandboxes that one plan creates. The next plan goes on after the rate limit."""
+"""Most sandboxes that one plan creates. The next plan creates the others."""
 REPLACED_AT_ONCE: Final = 0.25
 """Part of the sandboxes, rounded up, that may be replaced at once, as in a Deployment."""
 NAME_PART: Final = 43
@@ -77,7 +77,7 @@ def digest(spec: SandboxPoolSpec, executor_image: str) -> str:
 
 def desired_replicas(spec: SandboxPoolSpec, seen: Observed) -> tuple[int, str | None]:
     """Return how many sandboxes the pool should have, and since when fewer are needed."""
-    most = max(spec.replicas, spec.max_replicas or 0)
+    most = spec.most_replicas
     needed = min(most, max(spec.replicas, math.ceil(seen.wanted / spec.sandbox.per_sandbox)))
     before = min(most, seen.status.desired_replicas)
     if needed >= before:
@@ -102,7 +102,7 @@ def _to_drain(
 ) -> Iterator[str]:
     """Yield the sandboxes to drain: what is too much, then a part of those to be replaced."""
     existing = [member for member in current if not member.has_ended]
-    # What is not ready serves nobody, and what has few workspaces is empty soon.
+    # First those of an earlier spec and those that do not serve yet, then those that will be empty soonest.
     order = sorted(
         existing, key=lambda one: (one.made_from == made_from, one.is_ready, one.live, one.created, one.name)
     )

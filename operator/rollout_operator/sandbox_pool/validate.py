@@ -13,20 +13,19 @@ from rollout_operator.sandbox.validate import Owner
 from rollout_operator.sandbox.validate import problems as sandbox_problems
 
 
-def parse_spec(spec: Mapping[str, Any]) -> SandboxPoolSpec | list[str]:
-    """Return the spec, or the problems that the API server's schema cannot detect."""
+def checked(
+    spec: Mapping[str, Any], metadata: Mapping[str, Any], config: OperatorConfig
+) -> SandboxPoolSpec | list[str]:
+    """Return the spec, or all problems that the API server's schema cannot detect."""
     try:
-        return SandboxPoolSpec.model_validate(spec)
+        parsed = SandboxPoolSpec.model_validate(spec)
     except ValidationError as error:
         found = explain(error, SandboxPoolSpec, dict(spec))
         return [f"{path_of(('spec', *location))}: {words}" for location, words in found]
+    return _problems(parsed, metadata, config) or parsed
 
 
-def problems(spec: Mapping[str, Any], metadata: Mapping[str, Any], config: OperatorConfig) -> list[str]:
-    """Return all problems; empty if its sandboxes can be created."""
-    parsed = parse_spec(spec)
-    if isinstance(parsed, list):
-        return parsed
+def _problems(parsed: SandboxPoolSpec, metadata: Mapping[str, Any], config: OperatorConfig) -> list[str]:
     name, namespace = metadata.get("name", ""), metadata.get("namespace", "")
     pool = parsed.sandbox
     owner = Owner("SandboxPool", name, metadata.get("uid", ""), pool.pod_template or {}, pool.security)
