@@ -298,6 +298,10 @@ class FileStat:
     """Where a link leads to."""
 
 
+def ignore_pauses(is_paused: bool) -> None:
+    """Do nothing, for commands whose pauses change nothing."""
+
+
 class RunOptions(TypedDict, total=False):
     """Options of a command besides its deadline."""
 
@@ -309,6 +313,10 @@ class RunOptions(TypedDict, total=False):
     """Bytes kept from the beginning of each stream; 65,536 by default. The same applies to `tail_bytes` from its end.
     """
     tail_bytes: int
+    pausing: Callable[[bool], None]
+    """Called when the sandbox pauses the command because its memory is short (True), and when it no longer does. The
+    deadline leaves out such pauses.
+    """
 
 
 class Workspace(Protocol):

@@ -33,6 +33,7 @@ from agent_runtime.sandboxes.base import (
     Phase,
     SandboxFailure,
     WorkspaceSpec,
+    ignore_pauses,
 )
 from agent_runtime.sandboxes.executor_client.sandbox import no_place
 from agent_runtime.sandboxes.prepare import PreparedGroups, prepare
@@ -129,10 +130,12 @@ class DummyProvider:
         *,
         places: int = 1024,
         on_call: OnCall = nothing_happens,
+        pause_seconds: float = 0.0,
     ) -> None:
         self.warnings: Sequence[str] = ["nothing is isolated: commands are functions of the test"]
         self.world = self.worlds.setdefault(world, World())
         self.command, self.on_call = command, on_call
+        self.pause_seconds = pause_seconds
         self._places = places
         self._prepared: dict[str, Files] = {}
         self._groups = PreparedGroups(self._prepare, self._drop)
@@ -245,10 +248,15 @@ class DummyWorkspace:
         stdin: bytes = b"",
         head_bytes: int = 65_536,
         tail_bytes: int = 65_536,
+        pausing: Callable[[bool], None] = ignore_pauses,
     ) -> CommandResult:
         """See Workspace."""
 
         async def work() -> CommandResult:
+            if self._provider.pause_seconds:
+                pausing(True)
+                await asyncio.sleep(self._provider.pause_seconds)
+                pausing(False)
             started = time.monotonic()
             try:
                 async with asyncio.timeout(deadline_seconds):

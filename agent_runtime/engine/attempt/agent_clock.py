@@ -92,6 +92,11 @@ class AgentClock:
         if (since := self._waits.pop(reason, None)) is not None:
             self.exclude(since, self.now())
 
+    def pauses(self) -> Callable[[bool], None]:
+        """Return a function that begins a wait when it is called with True, and ends it with False."""
+        reason = object()
+        return lambda begins: self.begin_wait(reason) if begins else self.end_wait(reason)
+
     def exclude(self, begin: float, end: float) -> None:
         """Exclude a span of time from the agent's time."""
         if self._started is not None and end > (begin := max(begin, self._started)):

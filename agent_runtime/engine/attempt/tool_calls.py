@@ -1,7 +1,7 @@
 """Execution of a turn's tool calls: which run concurrently, under which keys, and which time counts."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent_runtime.engine.attempt.agent_clock import AgentClock
@@ -10,7 +10,15 @@ from agent_runtime.engine.attempt.attempt_log import AttemptLog
 from agent_runtime.engine.attempt.snapshots import WorkspaceStates
 from agent_runtime.engine.events import ToolEnded
 from agent_runtime.models.base import ToolCall
-from agent_runtime.sandboxes.base import CommandResult, FileStat, LiveProcesses, Output, ProcessStatus, Workspace
+from agent_runtime.sandboxes.base import (
+    CommandResult,
+    FileStat,
+    LiveProcesses,
+    Output,
+    ProcessStatus,
+    Workspace,
+    ignore_pauses,
+)
 from agent_runtime.tools.base import Tool, ToolContext, ToolError, dispatch, takes_agents_time
 from rollout_api.records import Observation
 from rollout_api.tasks import Task
@@ -22,8 +30,14 @@ class KeyedWorkspace:
     Implements `agent_runtime.tools.base.ToolWorkspace` and `ToolProcesses`, which describe the calls.
     """
 
-    def __init__(self, workspace: Workspace, key_prefix: str, command_seconds: float) -> None:
-        self._workspace = workspace
+    def __init__(
+        self,
+        workspace: Workspace,
+        key_prefix: str,
+        command_seconds: float,
+        pausing: Callable[[bool], None] = ignore_pauses,
+    ) -> None:
+        self._workspace, self._pausing = workspace, pausing
         self.call = key_prefix
         self._command_seconds = command_seconds
         self._calls = 0
@@ -55,6 +69,7 @@ class KeyedWorkspace:
             stdin=stdin,
             head_bytes=head_bytes,
             tail_bytes=tail_bytes,
+            pausing=self._pausing,
         )
 
     async def read(self, path: str, *, limit: int = 1 << 20) -> bytes:
@@ -183,7 +198,8 @@ class ToolRunner:
         seconds_left, limit = self._clock.left(), float(turn.task.timeouts.command_seconds)
         # Distinguish a hanging sandbox from an agent that ran out of time.
         seconds = min(limit, seconds_left) if is_agents_time else limit
-        workspace = KeyedWorkspace(self._states.workspace, f"{turn.key}{turn.first + number}", seconds)
+        pausing = self._clock.pauses() if is_agents_time else ignore_pauses
+        workspace = KeyedWorkspace(self._states.workspace, f"{turn.key}{turn.first + number}", seconds, pausing)
         context = ToolContext(workspace=workspace, task=turn.task, call_id=call.id, seconds_left=seconds_left)
         running = dispatch(turn.tools, call, context)
         if not is_agents_time:

@@ -303,7 +303,8 @@ class Turns:
 
         async def run() -> CommandResult:
             key, seconds = self._next_key("command"), self._clock.seconds
-            return await self._states.workspace.run(command, key=key, deadline_seconds=seconds)
+            workspace, pausing = self._states.workspace, self._clock.pauses()
+            return await workspace.run(command, key=key, deadline_seconds=seconds, pausing=pausing)
 
         return await self._in_order(run)
 

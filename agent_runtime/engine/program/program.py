@@ -348,6 +348,7 @@ class Program:
             deadline_seconds=_NO_DEADLINE,
             env=env,
             stdin=filled.stdin.encode(errors="replace"),
+            pausing=self._clock.pauses(),
         )
 
     async def _look_around(self) -> tuple[str, str]:

@@ -91,6 +91,11 @@ class Process:
         return not self.is_ended and self._pause.is_on
 
     @property
+    def pausing(self) -> Notifier:
+        """Notified when `is_paused` changes."""
+        return self._pause.changed
+
+    @property
     def is_complete(self) -> bool:
         """Whether the process has ended, and its streams are closed."""
         return self.is_ended and all(end.is_closed for end in self._ends.values())

@@ -26,6 +26,10 @@ _HYSTERESIS = 0.1
 _RESUMED = 0.025
 # The use may grow for this many more measurements until a pause takes effect.
 _GROWTH_AHEAD = 2
+# New memory that a processor can use in a second, measured; and the share of the limit that is allowed for it at most,
+# because a small sandbox would pause all the time otherwise.
+_BYTES_A_SECOND = 1 << 30
+_MOST_POSSIBLE = 0.1
 # Pausing a workspace with less than this share of the mean, and of the limit, would only delay short commands.
 _SMALL_OF_MEAN = 0.25
 _SMALL_OF_LIMIT = 0.01
@@ -41,12 +45,13 @@ class Unit(NamedTuple):
     """A workspace with the ones that joined it, while it has processes or commands that wait for their start.
 
     `started` says when its oldest command started, on any clock: infinite without one, or if they run without a deadline,
-    as servers do. `limit` is its own limit of memory.
+    as servers do. `created` says when the workspace was; no command can change it. `limit` is its own limit of memory.
     """
 
     name: str
     memory_bytes: int
     started: float
+    created: float = 0.0
     limit: int | None = None
     is_paused: bool = False
     is_steady: bool = False
@@ -54,13 +59,15 @@ class Unit(NamedTuple):
 
 
 class Situation(NamedTuple):
-    """The sandbox's use of memory, by all of its workspaces. `growth` is since the last measurement, `stuck_seconds` that
-    of ProgressClock. `is_settled`: nothing was paused or resumed after the last measurement.
+    """The sandbox's use of memory, by all of its workspaces. `growth` is since the last measurement, `possible` what
+    programs can use until the next one (`possible_growth`), `stuck_seconds` that of ProgressClock. `is_settled`: nothing
+    was paused or resumed after the last measurement.
     """
 
     used: int
     limit: int
     growth: int = 0
+    possible: int = 0
     stuck_seconds: float = 0.0
     has_pressure: bool = False
     is_settled: bool = True
@@ -96,6 +103,11 @@ class ProgressClock:
             self._lowest, self._since = used, now
 
 
+def possible_growth(limit: int, processors: int, seconds: float) -> int:
+    """Return what programs on these processors can use in the time between two measurements."""
+    return int(min(processors * _BYTES_A_SECOND * seconds, _MOST_POSSIBLE * limit))
+
+
 def last_mark(limit: int) -> float:
     """Return the use above which a workspace ends."""
     return limit * _LAST_MARK
@@ -118,7 +130,7 @@ def decide(units: Sequence[Unit], now: Situation) -> Decision:
     if not _is_overcommitted(units, now.limit):
         return Decision(resume=[unit.name for unit in oldest_first if unit.is_paused])
     needed = now.used + _reserve(oldest_first[0], now.limit)
-    expected = needed + _GROWTH_AHEAD * now.growth
+    expected = needed + _GROWTH_AHEAD * max(now.growth, now.possible)
     is_short = now.has_pressure or expected > mark
     free = 1 + int(now.stuck_seconds / _STUCK_SECONDS)
     running = [*oldest_first[:free], *(unit for unit in oldest_first[free:] if unit.is_steady)]
@@ -132,7 +144,7 @@ def decide(units: Sequence[Unit], now: Situation) -> Decision:
     end = None
     if is_short and candidates:
         candidates.sort(key=lambda unit: (unit.memory_bytes, unit.started), reverse=True)
-        chosen = candidates if needed > mark else candidates[: math.ceil(len(candidates) / 2)]
+        chosen = candidates if needed + now.possible > mark else candidates[: math.ceil(len(candidates) / 2)]
     elif now.is_settled and (now.used > _HARD_MARK * now.limit or (now.used > mark and is_growing)):
         end = _last_resort(units, mark)
     elif paused and now.is_settled and not is_short and (room := mark - _HYSTERESIS * now.limit - expected) >= 0:
@@ -159,14 +171,16 @@ def _reserve(oldest: Unit, limit: int) -> float:
 
 
 def _last_resort(units: Sequence[Unit], mark: float) -> tuple[str, str] | None:
-    """Return the unit to end, with the cause. Of units with more than the mean, the youngest loses least work."""
+    """Return the unit to end, with the cause. Of units with more than the mean, the youngest loses least work. It is the
+    workspace's age that decides: a policy could make the ages of commands what it likes, and end itself to be tried again.
+    """
     large = [unit for unit in units if unit.memory_bytes > mark / len(units)]
     if not large:
         return None  # files in the memory of workspaces without processes fill it
     largest = max(large, key=lambda unit: unit.memory_bytes)
     if largest.limit is None:
         return largest.name, "Memory"
-    return max((unit for unit in large if unit.limit is not None), key=lambda unit: unit.started).name, "SandboxMemory"
+    return max((unit for unit in large if unit.limit is not None), key=lambda unit: unit.created).name, "SandboxMemory"
 
 
 def node_has_pressure(text: str | None) -> bool:

@@ -20,7 +20,8 @@ class Pause:
     def __init__(self) -> None:
         self._since: float | None = None
         self._before = 0.0
-        self._over = Notifier()
+        self.changed = Notifier()
+        """Notified when it begins and when it ends."""
         self.is_forbidden = False
         """Whether no pause may begin. One that has begun ends at the next check."""
         # By descriptor of /proc and process. Processes that a tool has stopped are not in it, and stay stopped.
@@ -37,17 +38,18 @@ class Pause:
     def begin(self) -> None:
         if self._since is None and not self.is_forbidden:
             self._since = asyncio.get_running_loop().time()
+            self.changed.notify()
 
     def end(self) -> None:
         """End the pause, after `proceed` for the processes."""
         self._before, self._since = self.seconds(), None
         self._stopped.clear()
-        self._over.notify()
+        self.changed.notify()
 
     async def wait(self) -> None:
         """Return when it is not paused."""
         while self.is_on:
-            await Notifier.wait(self._over)
+            await Notifier.wait(self.changed)
 
     def stop(self, proc: int, running: Iterable[Process]) -> None:
         """Stop these processes, parents before their children, so that no shell notices that its child has stopped.

@@ -23,6 +23,7 @@ from agent_runtime.executor.overlay.memory import (
     is_near,
     last_mark,
     node_has_pressure,
+    possible_growth,
     read_pressure,
 )
 from agent_runtime.executor.overlay.usage import (
@@ -58,6 +59,8 @@ _DISK_STEP_BYTES = 1024 * 1024
 _NEAR_CHECK_SECONDS = 0.005
 _NEAR_REST_FACTOR = 3
 _PRESSURE_SECONDS = 1.0
+# Share of the longest time between two measurements that remains at the next one.
+_LESS_BUSY = 0.9
 # Counting time depends on the number of files, and a shared disk changes all the time. So counting pauses like
 # measuring, but never longer than this, because nothing is counted during a pause.
 _COUNT_REST_SECONDS = 1.0
@@ -90,6 +93,7 @@ class Watch:
         self._progress = ProgressClock(time.monotonic())
         self._starts_wait = self._has_pressure = False
         self._is_settled = True
+        self._checked_at, self._interval = time.monotonic(), 0.0
         self._pressure_read_at = -_PRESSURE_SECONDS
         with open(os.memfd_create("device", os.MFD_CLOEXEC), "rb") as probe:
             self._memory_device = os.fstat(probe.fileno()).st_dev
@@ -136,7 +140,9 @@ class Watch:
 
     async def _run(self) -> None:
         while True:
-            await self._awake.wait()
+            if not self._awake.is_set():
+                await self._awake.wait()
+                self._checked_at = time.monotonic()
             limited = self._memory_limit or self._disk_limit
             limited = limited or any(_limited(workspace) for workspace in self._active)
             near = self._memory_limit is not None and is_near(self._used, self._memory_limit)
@@ -179,6 +185,7 @@ class Watch:
                 name,
                 sum(member.last.memory_bytes for member in group),
                 min(member.oldest_command for member in group),
+                group[0].created,
                 group[0].spec.limits.memory_bytes,
                 group[0].pause.is_on,
                 any(member.pause.is_forbidden for member in group),
@@ -186,10 +193,14 @@ class Watch:
             for name, group in groups.items()
         ]
         now = time.monotonic()
+        # A machine that was too busy to measure once will be so again.
+        self._interval = max(now - self._checked_at, self._interval * _LESS_BUSY)
+        self._checked_at = now
+        possible = possible_growth(limit, self._processors, self._interval)
         stuck = self._progress.seconds(used, limit, now, starts_wait=self._starts_wait)
         if now - self._pressure_read_at >= _PRESSURE_SECONDS:
             self._pressure_read_at, self._has_pressure = now, node_has_pressure(read_pressure())
-        decision = decide(units, Situation(used, limit, growth, stuck, self._has_pressure, self._is_settled))
+        decision = decide(units, Situation(used, limit, growth, possible, stuck, self._has_pressure, self._is_settled))
         self._progress.decided(decision, used, now)
         self._apply(decision, groups)
 

@@ -175,6 +175,7 @@ class Workspace:
         # The workspaces that share its network, itself included.
         self.members = {self}
         self.pause = Pause()
+        self.created = asyncio.get_running_loop().time()
         self.has_filled_disk = False
         self.last = Usage()
         self.host = host

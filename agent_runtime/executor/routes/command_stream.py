@@ -140,11 +140,6 @@ def started(number: int, process: Process) -> bytes:
     return framed(number, bytes([IS_RUNNING]) + (process.id.encode() if process.is_settled else b""))
 
 
-def still_running(number: int, process: Process) -> bytes:
-    """Return the frame that reports a process without an answer so far. Without an id, its time is not running."""
-    return framed(number, bytes([IS_RUNNING])) if process.is_paused else started(number, process)
-
-
 def answer(number: int, process: Process) -> bytes:
     """Return the frame that reports how a process has ended; before its end, the same as `started`."""
     exit = process.exit
@@ -188,7 +183,8 @@ class _Waiting:
         self.number, self.process = number, process
         self.until = stream.loop.time() + ANSWER_SECONDS
         self._stream, self._attempt, self._asked = stream, attempt, asked
-        notifiers = (process.over, attempt.superseded)
+        self._is_paused = False
+        notifiers = (process.over, process.pausing, attempt.superseded)
         self._notifiers: tuple[Notifier, ...] = (*notifiers, process.changed) if asked.lives_on else notifiers
         self._listen()
 
@@ -199,10 +195,17 @@ class _Waiting:
             if frame is None:
                 self._attempt.fence.require(self._asked.hold)
                 self._listen()  # a notifier calls each callback only once
+                if self._is_paused != self.process.is_paused:
+                    self._stream.report(self)
                 return
         except ApiError as error:
             frame = refusal(self.number, error)
         self._stream.answer(self, frame)
+
+    def running(self) -> bytes:
+        """Return the frame that reports the command so far. Without an id, its time is not running."""
+        self._is_paused = self.process.is_paused
+        return framed(self.number, bytes([IS_RUNNING])) if self._is_paused else started(self.number, self.process)
 
     def _listen(self) -> None:
         for notifier in self._notifiers:
@@ -278,6 +281,12 @@ class CommandStream(asyncio.Protocol):
             self._stall.cancel()
         self._transport.resume_reading()
 
+    def report(self, waiting: _Waiting) -> None:
+        """Tell the caller that the command still runs, or is paused."""
+        self._transport.write(waiting.running())
+        waiting.until = self.loop.time() + ANSWER_SECONDS
+        self._waiting[waiting.number] = self._waiting.pop(waiting.number)
+
     def answer(self, waiting: _Waiting, frame: bytes) -> None:
         """Answer a waiting command."""
         self._transport.write(frame)
@@ -317,6 +326,8 @@ class CommandStream(asyncio.Protocol):
         self._waiting[waiting.number] = waiting
         if self._timer is None:
             self._timer = self.loop.call_at(waiting.until, self._report_running)
+        if waiting.process.is_paused:
+            self.report(waiting)
 
     def _report_running(self) -> None:
         self._timer = None
@@ -324,8 +335,6 @@ class CommandStream(asyncio.Protocol):
         for waiting in list(self._waiting.values()):
             if waiting.until > now:
                 break
-            self._transport.write(still_running(waiting.number, waiting.process))
-            waiting.until = now + ANSWER_SECONDS
-            self._waiting[waiting.number] = self._waiting.pop(waiting.number)
+            self.report(waiting)
         if self._waiting:
             self._timer = self.loop.call_at(next(iter(self._waiting.values())).until, self._report_running)

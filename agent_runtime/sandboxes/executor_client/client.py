@@ -30,6 +30,7 @@ from agent_runtime.sandboxes.base import (
     FileError,
     SandboxFailure,
     WorkspaceLimit,
+    ignore_pauses,
 )
 from agent_runtime.sandboxes.executor_client.commands import (
     CommandStream,
@@ -202,7 +203,8 @@ class ExecutorClient:
     async def run(
         self, hold: Hold, workspace: str, key: str, command: str | Sequence[str], *, deadline_seconds: float, **how: Any
     ) -> CommandResult:
-        """Run a command to its end, `how` as for `command_content`; sent again after a broken connection.
+        """Run a command to its end, `how` as for `command_content` and `RunOptions`; sent again after a broken
+        connection.
 
         Raises as `call`, and ValueError for arguments that no program can have.
         """
@@ -225,11 +227,12 @@ class ExecutorClient:
         key: str,
         command: str | Sequence[str],
         seconds: float | None,
-        how: Mapping[str, Any],
+        how: dict[str, Any],
     ) -> CommandResult | Running:
         what = f"command {key} of {workspace}"
+        pausing = how.pop("pausing", ignore_pauses)
         content = command_content((hold.attempt, hold.fence_text, key, workspace), command, **how)
-        said = answer(await self._retried(what, lambda: self._streams.ask(content, seconds)))
+        said = answer(await self._retried(what, lambda: self._streams.ask(content, seconds, pausing)))
         if isinstance(said, Refused):
             raise await self._verified_failure(refusal(0, said.body, what))
         return said

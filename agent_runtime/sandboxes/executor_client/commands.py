@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from agent_runtime.executor.commands.streams import ENDED, HEAD, IS_ENDED, IS_REFUSED, IS_RUNNING, ORDER, framed
-from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
+from agent_runtime.sandboxes.base import SANDBOX_MEMORY, CommandResult, SandboxFailure, ignore_pauses
 from agent_runtime.sandboxes.executor_client.connection import KEPT_SECONDS, BrokenReply
 
 
@@ -110,15 +110,63 @@ SILENCE_SECONDS = RUNNING_SECONDS + 30.0
 MAX_ANSWER_BYTES = 4 * 1024 * 1024 + 64 * 1024
 
 
-class _PendingCommand(NamedTuple):
-    """A command without an answer so far, and the time limit for the executor's silence about it."""
+# A command that was paused longer in all has failed; each pause counts at least this much. Otherwise an executor could
+# keep a rollout forever.
+MAX_PAUSED_SECONDS, LEAST_PAUSE_SECONDS = 3600.0, 0.1
 
-    answer: asyncio.Future[bytearray]
-    until: float
-    reports: int | None
-    """Limit of the executor's messages that the command still runs; None if it is answered as soon as it runs. Counting
-    messages measures the executor's time, because this process may have been stopped meanwhile.
-    """
+
+class _PendingCommand:
+    """A command without an answer so far."""
+
+    def __init__(
+        self, answer: asyncio.Future[bytearray], now: float, seconds: float | None, pausing: Callable[[bool], None]
+    ) -> None:
+        self.answer = answer
+        self.until = now + SILENCE_SECONDS
+        """Time limit for the executor's silence."""
+        # Limit of messages that the command still runs; None if it is answered as soon as it runs. Counting messages
+        # measures the executor's time, because this process may have been stopped meanwhile.
+        self._reports = None if seconds is None else int(seconds / RUNNING_SECONDS)
+        self._pausing = pausing
+        self._paused_at: float | None = None
+        self._paused_left = MAX_PAUSED_SECONDS
+
+    def continues(self, content: bytearray, now: float) -> bool:
+        """Take a message that the command has no answer so far. Returns False if it is the answer. Raises
+        SandboxFailure if the command takes too long.
+        """
+        if content[0] != IS_RUNNING or (self._reports is None and len(content) > 1):
+            return False
+        was_paused = self._paused_at is not None
+        if self._paused_at is not None:
+            self._paused_left -= min(max(now - self._paused_at, LEAST_PAUSE_SECONDS), SILENCE_SECONDS)
+        if len(content) == 1:
+            self._paused_at = now
+            if not was_paused:
+                self._pausing(True)
+            if self._paused_left < 0:
+                message = (
+                    f"a command waited for more than {MAX_PAUSED_SECONDS:g} s because the sandbox's memory was short"
+                )
+                raise SandboxFailure(SANDBOX_MEMORY, message)
+        elif was_paused:
+            self._end_pause()
+        elif self._reports == 0:
+            raise SandboxFailure("ExecutorFailed", "a command still runs long after its deadline")
+        elif self._reports is not None:
+            self._reports -= 1
+        self.until = now + SILENCE_SECONDS
+        return True
+
+    def leave(self) -> None:
+        """Stop reporting pauses: the caller has its answer, or no longer waits for it."""
+        self._end_pause()
+        self._pausing = ignore_pauses
+
+    def _end_pause(self) -> None:
+        if self._paused_at is not None:
+            self._paused_at = None
+            self._pausing(False)
 
 
 class CommandStream(asyncio.Protocol):
@@ -131,7 +179,7 @@ class CommandStream(asyncio.Protocol):
         self._is_lost = False
         self._count = 0
         self._idle_since = 0.0
-        # By number, ordered by their time limits.
+        # By number, ordered by `until`.
         self._pending: dict[int, _PendingCommand] = {}
         self._patience: asyncio.TimerHandle | None = None
 
@@ -142,9 +190,12 @@ class CommandStream(asyncio.Protocol):
             return False
         return bool(self._pending) or self._idle_since > time.monotonic() - KEPT_SECONDS
 
-    async def ask(self, content: bytes, seconds: float | None) -> bytearray:
+    async def ask(
+        self, content: bytes, seconds: float | None, pausing: Callable[[bool], None] = ignore_pauses
+    ) -> bytearray:
         """Return the answer to a command, the contents of both frames. `seconds` is the time limit of the command; None
-        if it is answered as soon as it runs.
+        if it is answered as soon as it runs. `pausing` is called when the executor pauses it (True) and when it no longer
+        does.
 
         Raises OSError, TimeoutError, and SandboxFailure for a command that runs longer.
         """
@@ -152,13 +203,14 @@ class CommandStream(asyncio.Protocol):
             raise BrokenReply("the executor has closed the connection")
         self._count += 1
         answer: asyncio.Future[bytearray] = self._loop.create_future()
-        until = self._loop.time() + SILENCE_SECONDS
-        reports = None if seconds is None else int(seconds / RUNNING_SECONDS)
-        self._pending[self._count] = _PendingCommand(answer, until, reports)
+        pending = self._pending[self._count] = _PendingCommand(answer, self._loop.time(), seconds, pausing)
         if self._patience is None:
-            self._patience = self._loop.call_at(until, self._close_silent)
+            self._patience = self._loop.call_at(pending.until, self._close_silent)
         self._transport.write(framed(self._count, content))
-        return await answer
+        try:
+            return await answer
+        finally:
+            pending.leave()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -192,17 +244,14 @@ class CommandStream(asyncio.Protocol):
 
     def _take(self, number: int, content: bytearray) -> None:
         asked = self._pending.pop(number)
-        if content[0] == IS_RUNNING and (asked.reports is not None or len(content) == 1):
-            if asked.reports is None or asked.reports > 0 or len(content) == 1:
-                # Without an id, the command waits or is paused, which its deadline leaves out.
-                left = None if asked.reports is None else asked.reports - (len(content) > 1)
-                self._pending[number] = asked._replace(until=self._loop.time() + SILENCE_SECONDS, reports=left)
+        try:
+            if asked.continues(content, self._loop.time()):
+                self._pending[number] = asked
             elif not asked.answer.done():
-                asked.answer.set_exception(
-                    SandboxFailure("ExecutorFailed", "a command still runs long after its deadline")
-                )
-        elif not asked.answer.done():
-            asked.answer.set_result(content)
+                asked.answer.set_result(content)
+        except SandboxFailure as failure:
+            if not asked.answer.done():
+                asked.answer.set_exception(failure)
 
     def _close_silent(self) -> None:
         self._patience = None
@@ -232,7 +281,9 @@ class CommandStreams:
         self._stream: CommandStream | None = None
         self._connecting = asyncio.Lock()
 
-    async def ask(self, content: bytes, seconds: float | None) -> bytearray:
+    async def ask(
+        self, content: bytes, seconds: float | None, pausing: Callable[[bool], None] = ignore_pauses
+    ) -> bytearray:
         stream = self._stream
         if stream is None or not stream.is_usable:
             async with self._connecting:
@@ -240,7 +291,7 @@ class CommandStreams:
                 if stream is None or not stream.is_usable:
                     self.close()
                     stream = self._stream = await self._connect()
-        return await stream.ask(content, seconds)
+        return await stream.ask(content, seconds, pausing)
 
     def close(self) -> None:
         if self._stream is not None:

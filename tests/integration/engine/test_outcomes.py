@@ -977,6 +977,15 @@ async def test_agents_time_does_not_end_during_a_checkpoint(tmp_path: Path) -> N
     assert ran.outcomes == [("Completed", "Finished", 1.0)]
 
 
+async def test_time_in_which_the_sandbox_pauses_a_command_is_not_the_agents(tmp_path: Path) -> None:
+    """The memory of others was the cause, and reward 0 would be the result."""
+    job = a_job(tmp_path, group_size=1, agent_seconds=1)
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "agent": _Checkpointing, "model": OneCall()}
+    provider = DummyProvider(f"outcomes-{next(worlds)}", pause_seconds=1.3)
+    ran = Ran(tmp_path, await run_job(job, provider=provider, **common), [])
+    assert ran.outcomes == [("Completed", "Finished", 1.0)]
+
+
 async def test_takeover_continues_in_the_workspace_of_a_new_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

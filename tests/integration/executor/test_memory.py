@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-# Programs allocate faster than a busy machine measures, and then the last resort ends one more.
-pytestmark = pytest.mark.full
-
 PYTHON = "/usr/bin/python3"
-MB = 1_000_000
+# All sizes below are in this unit: in a sandbox of a few hundred MB, a busy machine measures too late.
+MB = 4_000_000
 LIMIT = 600 * MB
 # A pod's limit is higher than the sandbox's: 48 MiB and 6 for each place are for the executor.
 OWN_SHARE = (48 + 8 * 6) << 20
@@ -56,19 +54,23 @@ async def watched(client: Any, jobs: list[asyncio.Task[Any]]) -> list[dict[str, 
 
 
 async def test_programs_that_free_their_memory_all_end_by_themselves(six: list[Any]) -> None:
-    jobs = [asyncio.create_task(run(client, allocating(150, 1))) for client in six]
+    walls: list[float] = []
+
+    async def timed(client: Any) -> Any:
+        began = time.monotonic()
+        result = await run(client, allocating(150, 1))
+        walls.append(time.monotonic() - began)
+        return result
+
+    jobs = [asyncio.create_task(timed(client)) for client in six]
     seen = []
     while not all(job.done() for job in jobs):
         seen.append(await memory_of(six[0]))
         await asyncio.sleep(0.02)
     ended = [job.result() for job in jobs]
-    # On a busy machine, which measures late, the last resort may be necessary.
-    lost = [result for result in ended if result.cause == "SandboxMemory"]
-    assert len(lost) <= 2
-    assert [(result.exit_code, result.cause) for result in ended if result not in lost] == [(0, None)] * (6 - len(lost))
+    assert [(result.exit_code, result.cause) for result in ended] == [(0, None)] * 6
     assert max(memory["paused"] for memory in seen) > 0
-    # Paused time does not count: without pauses, each takes little more than a second.
-    assert max(result.seconds for result in ended) < 4
+    assert max(result.seconds for result in ended) < 0.8 * max(walls), "paused time does not count"
     assert (await memory_of(six[0]))["paused"] == 0
 
 
@@ -111,16 +113,16 @@ async def paused(client: Any, others: list[Any], *, count: int = 1) -> list[asyn
 
 
 async def test_deadline_leaves_out_the_time_of_a_pause(six: list[Any]) -> None:
-    oldest = asyncio.create_task(run(six[0], allocating(190, 5)))
+    oldest = asyncio.create_task(run(six[0], allocating(190, 9)))
     await asyncio.sleep(0.5)
     began = time.monotonic()
-    jobs = [asyncio.create_task(run(client, allocating(150, 1), deadlineSeconds=3)) for client in six[1:4]]
-    stopped = asyncio.create_task(run(six[4], allocating(60, 600), deadlineSeconds=3))
+    jobs = [asyncio.create_task(run(client, allocating(150, 1), deadlineSeconds=7)) for client in six[1:4]]
+    stopped = asyncio.create_task(run(six[4], allocating(60, 600), deadlineSeconds=7))
     ended = [await job for job in jobs]
     assert [(result.exit_code, result.cause) for result in ended] == [(0, None)] * 3
-    assert time.monotonic() - began > 3, "one of them was paused until another one had ended"
+    assert time.monotonic() - began > 7, "one of them was paused until another one had ended"
     assert (await stopped).cause == "Deadline"
-    assert 3 <= (await stopped).seconds < 4
+    assert 7 <= (await stopped).seconds < 8
     assert (await oldest).exit_code == 0
 
 
@@ -171,7 +173,7 @@ if os.fork() == 0:
     os._exit(0)
 a, began, last, longest = [], time.monotonic(), time.monotonic(), 0
 while time.monotonic() - began < 600:
-    a.append(b'x' * 1_000_000) if len(a) < 170 else None
+    a.append(b'x' * 4_000_000) if len(a) < 170 else None
     time.sleep(0.002)
 """
 

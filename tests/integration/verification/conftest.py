@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from agent_runtime.sandboxes.base import Ancestors, Carried, CommandResult, FileError, FileStat
+from agent_runtime.sandboxes.base import Ancestors, Carried, CommandResult, FileError, FileStat, ignore_pauses
 from tests.support.carrying import carry, packed, unpack
 from tests.support.commands import run_here
 
@@ -48,6 +48,7 @@ class FolderWorkspace:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         stdin: bytes = b"",
+        pausing: Callable[[bool], None] = ignore_pauses,
         head_bytes: int = 65_536,
         tail_bytes: int = 65_536,
     ) -> CommandResult:

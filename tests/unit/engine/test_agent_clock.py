@@ -76,6 +76,17 @@ def test_a_wait_that_ends_twice_or_never_began_changes_nothing() -> None:
     assert clock.used() == 8
 
 
+def test_pauses_of_several_calls_are_excluded_once() -> None:
+    time = Time()
+    clock = started(time)
+    first, second = clock.pauses(), clock.pauses()
+    for now, pausing, begins in ((5, first, True), (8, second, True), (10, first, False), (15, second, False)):
+        time.now = now
+        pausing(begins)
+    time.now = 20
+    assert clock.used() == 10
+
+
 async def test_agent_timeout_differs_from_an_agent_that_raises_timeout_error() -> None:
     over, own = AgentClock(0.01), AgentClock(60)
     with pytest.raises(TimeoutError):

@@ -142,7 +142,7 @@ class FakeProcess:
 
     def __init__(self, kept: int = 0) -> None:
         self.id = "4-call_1"
-        self.over, self.changed = Notifier(), Notifier()
+        self.over, self.changed, self.pausing = Notifier(), Notifier(), Notifier()
         self.exit: Exit | None = None
         self.refusal: ApiError | None = None
         self.is_settled, self.is_paused = True, False
@@ -153,6 +153,10 @@ class FakeProcess:
     @property
     def is_ended(self) -> bool:
         return self.exit is not None or self.refusal is not None
+
+    def pause(self, is_paused: bool) -> None:
+        self.is_paused = is_paused
+        self.pausing.notify()
 
     def end(self, exit: Exit) -> None:
         self.exit = exit
@@ -302,6 +306,24 @@ async def test_long_command_sends_progress_frames(monkeypatch: pytest.MonkeyPatc
         ending.end(Exit(0, None))
     assert [type(wire.answers[number]) for number in (1, 2, 3)] == [CommandResult] * 3
     assert wire.activity.at_work == 0
+
+
+async def test_pause_of_a_command_is_reported_when_it_begins_and_ends() -> None:
+    process, late = FakeProcess(), FakeProcess()
+    late.is_paused = True
+    wire = Wire({"a": process, "b": late})
+    wire.ask(1, "a")
+    assert wire.written == []
+    process.pause(True)
+    process.pause(True)
+    process.pause(False)
+    process.pause(True)
+    process.end(Exit(0, None))
+    process.pause(False)
+    said = [told(frame, 1) for frame in wire.written]
+    assert said[:-1] == [Running(""), Running("4-call_1"), Running("")]
+    wire.ask(2, "b")
+    assert wire.answers[2] == Running("")
 
 
 async def test_a_command_that_lives_on_is_answered_once_it_is_started() -> None:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.executor.overlay.memory import Decision, ProgressClock, Situation, Unit, decide, node_has_pressure
+from agent_runtime.executor.overlay.memory import (
+    Decision,
+    ProgressClock,
+    Situation,
+    Unit,
+    decide,
+    node_has_pressure,
+    possible_growth,
+)
 
 LIMIT = 1000
 sizes = st.integers(0, 950)
@@ -21,6 +29,7 @@ def sandboxes(draw: st.DrawFn) -> tuple[list[Unit], Situation]:
             name,
             draw(sizes) // draw(st.integers(1, 10)),
             draw(st.integers(0, 5)),
+            draw(st.integers(0, 5)),
             draw(st.none() | st.integers(50, 2000)),
             draw(st.booleans()),
             draw(st.booleans()),
@@ -29,7 +38,13 @@ def sandboxes(draw: st.DrawFn) -> tuple[list[Unit], Situation]:
     ]
     used = sum(unit.memory_bytes for unit in units) + draw(st.integers(0, 100))
     situation = Situation(
-        used, LIMIT, draw(st.integers(0, 200)), draw(st.floats(0, 100)), draw(st.booleans()), draw(st.booleans())
+        used,
+        LIMIT,
+        draw(st.integers(0, 200)),
+        draw(st.integers(0, 100)),
+        draw(st.floats(0, 100)),
+        draw(st.booleans()),
+        draw(st.booleans()),
     )
     return units, situation
 
@@ -111,7 +126,7 @@ def test_small_ones_run_on() -> None:
 
 
 def test_paused_ones_resume_in_order_of_age_below_a_lower_mark() -> None:
-    units = [Unit("a", 50, 0), Unit("b", 100, 1, None, True), Unit("c", 100, 2, None, True)]
+    units = [Unit("a", 50, 0), Unit("b", 100, 1, is_paused=True), Unit("c", 100, 2, is_paused=True)]
     assert decide(units, Situation(600, LIMIT)).resume == []
     decision = decide(units, Situation(540, LIMIT))
     assert (decision.resume, decision.starts_wait) == (["b"], True)
@@ -120,27 +135,27 @@ def test_paused_ones_resume_in_order_of_age_below_a_lower_mark() -> None:
 
 
 def test_one_more_resumes_every_ten_seconds_in_which_memory_does_not_fall() -> None:
-    units = [Unit("server", 600, 0), Unit("b", 100, 1, None, True), Unit("c", 100, 2, None, True)]
-    assert decide(units, Situation(800, LIMIT, 0, 9.9)).resume == []
-    assert decide(units, Situation(800, LIMIT, 0, 10.1)).resume == ["b"]
-    assert decide(units, Situation(800, LIMIT, 0, 20.1)).resume == ["b", "c"]
+    units = [Unit("server", 600, 0), Unit("b", 100, 1, is_paused=True), Unit("c", 100, 2, is_paused=True)]
+    assert decide(units, Situation(800, LIMIT, stuck_seconds=9.9)).resume == []
+    assert decide(units, Situation(800, LIMIT, stuck_seconds=10.1)).resume == ["b"]
+    assert decide(units, Situation(800, LIMIT, stuck_seconds=20.1)).resume == ["b", "c"]
 
 
 def test_last_resort_ends_the_youngest_large_one_within_its_limit() -> None:
-    units = [Unit("a", 450, 0, 800), Unit("b", 250, 1, 800, True), Unit("c", 235, 2, 800, True)]
+    units = [Unit("a", 450, 0, 0, 800), Unit("b", 250, 1, 1, 800, True), Unit("c", 235, 2, 2, 800, True)]
     assert decide(units, Situation(935, LIMIT)).end is None, "memory does not grow any more"
     assert decide(units, Situation(935, LIMIT, growth=10)).end == ("a", "SandboxMemory")
-    units[2] = Unit("c", 310, 2, 800, True)
+    units[2] = Unit("c", 310, 2, 2, 800, True)
     assert decide(units, Situation(1010, LIMIT)).end == ("c", "SandboxMemory")
 
 
 def test_largest_without_a_limit_of_its_own_is_held_responsible() -> None:
-    units = [Unit("a", 600, 0), Unit("b", 350, 1, 800, True)]
+    units = [Unit("a", 600, 0), Unit("b", 350, 1, 1, 800, True)]
     assert decide(units, Situation(950, LIMIT, growth=10)).end == ("a", "Memory")
 
 
 def test_one_that_uses_the_whole_sandbox_alone_is_held_responsible() -> None:
-    units = [Unit("a", 20, 0, 200), Unit("b", 901, 1, 2000)]
+    units = [Unit("a", 20, 0, 0, 200), Unit("b", 901, 1, 1, 2000)]
     assert decide(units, Situation(921, LIMIT)).end == ("b", "Memory")
 
 
@@ -183,7 +198,7 @@ def test_programs_that_free_their_memory_all_end_by_themselves(seed: int) -> Non
             else:
                 held[number] -= 1
                 grown[number] *= bool(held[number])
-        units = [Unit(str(n), grown[n], n, 250, n in paused) for n in left if held[n]]
+        units = [Unit(str(n), grown[n], n, n, 250, n in paused) for n in left if held[n]]
         before, used = used, sum(grown)
         assert used <= LIMIT
         decision = decide(units, Situation(used, LIMIT, max(0, used - before)))
@@ -200,14 +215,14 @@ def test_a_workspace_whose_memory_swings_keeps_none_paused(swing: int) -> None:
     paused: set[str] = set()
     for step in range(1, 2400):
         now = step / 20
-        swinging = Unit("oldest", 150 + swing * (step // 10 % 2), 0, 200)
+        swinging = Unit("oldest", 150 + swing * (step // 10 % 2), 0, limit=200)
         units = [
             swinging,
-            *(Unit(name, sizes[name], number + 1, 200, name in paused) for number, name in enumerate(left)),
+            *(Unit(name, sizes[name], number + 1, number + 1, 200, name in paused) for number, name in enumerate(left)),
         ]
         used = sum(unit.memory_bytes for unit in units)
         stuck = clock.seconds(used, limit, now, starts_wait=starts_wait)
-        decision = decide(units, Situation(used, limit, max(0, used - before), stuck, False, is_settled))
+        decision = decide(units, Situation(used, limit, max(0, used - before), 0, stuck, False, is_settled))
         clock.decided(decision, used, now)
         starts_wait, is_settled, before = decision.starts_wait, not (decision.pause or decision.resume), used
         if decision.end is not None:
@@ -221,3 +236,23 @@ def test_a_workspace_whose_memory_swings_keeps_none_paused(swing: int) -> None:
         if not left:
             return
     raise AssertionError(f"paused for two minutes: {paused}")
+
+
+def test_pausing_begins_before_processors_could_use_the_rest() -> None:
+    units = [Unit("a", 200, 0), Unit("b", 150, 1), Unit("c", 150, 2)]
+    assert decide(units, Situation(500, LIMIT)).pause == []
+    assert decide(units, Situation(500, LIMIT, possible=80)).pause == ["c"]
+    assert decide(units, Situation(580, LIMIT, possible=80)).pause == ["c", "b"]
+
+
+def test_a_busy_machine_and_more_processors_leave_more_free_but_never_more_than_a_tenth() -> None:
+    gb = 1 << 30
+    assert possible_growth(16 * gb, 2, 0.01) == pytest.approx(0.02 * gb)
+    assert possible_growth(16 * gb, 16, 0.01) == pytest.approx(0.16 * gb)
+    assert possible_growth(16 * gb, 16, 1.0) == pytest.approx(1.6 * gb)
+
+
+def test_commands_cannot_make_their_workspace_the_last_resort() -> None:
+    """A program without a deadline makes the workspace look young to those who pause first."""
+    units = [Unit("old", 450, float("inf"), 0, 800, is_paused=True), Unit("new", 480, 1, 1, 800)]
+    assert decide(units, Situation(980, LIMIT)).end == ("new", "SandboxMemory")

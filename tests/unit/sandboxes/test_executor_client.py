@@ -387,6 +387,47 @@ async def test_time_in_which_the_executor_pauses_a_command_is_no_fault_of_it(
     assert (await workspace.run("make", key="1:bash", deadline_seconds=0.0)).exit_code == 2
 
 
+def messages(*paused: bool) -> Callable[[int], bytes]:
+    def made(number: int) -> bytes:
+        return b"".join(framed(number, bytes([IS_RUNNING]) + (b"" if each else b"p")) for each in paused)
+
+    return made
+
+
+async def test_pauses_are_reported_to_the_caller(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_client, "DEADLINE_GRACE_SECONDS", 0.0)
+    seen: list[bool] = []
+    server.answers = [lambda number: messages(True, True, False, True)(number) + (ended(2)(number) or b"")]
+    assert (await workspace.run("make", key="1:bash", deadline_seconds=0.0, pausing=seen.append)).exit_code == 2
+    assert seen == [True, False, True, False]
+
+
+async def test_caller_that_no_longer_waits_hears_of_no_further_pause(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace
+) -> None:
+    seen: list[bool] = []
+    server.answers = [messages(True), lambda number: messages(False, True)(number - 1) + (ended(2)(number) or b"")]
+    first = asyncio.create_task(workspace.run("make", key="1:bash", deadline_seconds=60, pausing=seen.append))
+    while seen != [True]:  # noqa: ASYNC110 it is another task
+        await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.wait([first])
+    assert (await workspace.run("make", key="2:bash", deadline_seconds=60)).exit_code == 2
+    assert seen == [True, False]
+
+
+async def test_executor_cannot_pause_a_command_forever(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_stream, "MAX_PAUSED_SECONDS", 1.0)
+    server.answers = [messages(*[True, False] * 20)]
+    with pytest.raises(SandboxFailure, match="waited for more than 1 s") as failure:
+        await workspace.run("make", key="1:bash", deadline_seconds=60)
+    assert failure.value.reason == "SandboxMemory"
+
+
 async def test_command_that_ended_in_time_counts_when_this_process_stood_still(
     server: ScriptedExecutor, workspace: ExecutorWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
