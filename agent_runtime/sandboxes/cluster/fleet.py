@@ -8,13 +8,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agent_runtime.kube.api import ApiError, KubeApi, is_denied_role
-from agent_runtime.sandboxes.base import ACCESS_DENIED, NETWORK_LOST, Evidence, Fenced, SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox, ReasonOfEnd
+from agent_runtime.sandboxes.base import ACCESS_DENIED, NETWORK_LOST, Evidence, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox, ReasonOfEnd, ended_by_itself
 from agent_runtime.sandboxes.cluster.packing import Bounds, Request, plan_packing
+from agent_runtime.sandboxes.cluster.pool_visits import PoolVisits
 from agent_runtime.sandboxes.cluster.pools import Pool, Pools, order
 from agent_runtime.sandboxes.cluster.sandbox_object import (
     Reason,
@@ -50,10 +52,6 @@ CAUSED_BY_NETWORK = frozenset({"SandboxLost", "Idle"})
 # Interval of checks for empty sandboxes, and for places in use by unknown workspaces.
 TICK_SECONDS = 1.0
 CLOSE_SECONDS = 20.0
-# Interval of attempts to reach a lost sandbox of a pool, and the time limit of each.
-REGAIN_SECONDS = 20.0
-VISIT_SECONDS = 10.0
-POOL_SWEEPS_AT_ONCE = 32
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +103,7 @@ class Fleet:
         self._job, self._runner, self._key, self._api = job, runner, key, api
         self._on_started, self._tenant = on_started, tenant
         self._pools = Pools(job, api, self._changed, pools_folder)
-        self._lost: dict[str, set[str]] = {}
-        """Workspaces that were lost with their Sandbox of a pool, which could not be reached, by its uid."""
+        self._visits = PoolVisits(self._pools, partial(self._held_sandbox, kind="", reason_of_end=ended_by_itself))
         self._watch = SandboxWatch(api, selector(job.metadata.uid, runner), self._changed)
         self._kinds: dict[str, Kind] = {}
         self.held: dict[str, HeldSandbox] = {}
@@ -252,7 +249,7 @@ class Fleet:
         than its quota, or than the cluster, waits.
         """
         if kind.pool is not None:
-            return any(view.uid not in self._lost for view in kind.pool.usable)
+            return any(not self._visits.is_lost(view) for view in kind.pool.usable)
         return any(one.sandbox is not None and one.taken and one.kind == kind.key for one in self.held.values())
 
     def wanted(self) -> dict[str, int]:
@@ -321,7 +318,9 @@ class Fleet:
 
     def _use_more(self, kind: Kind, pool: Pool, count: int) -> None:
         """Connect to so many further sandboxes of a pool, if it has them."""
-        views = {view.name: view for view in pool.usable if view.name not in self.held and view.uid not in self._lost}
+        views = {
+            view.name: view for view in pool.usable if view.name not in self.held and not self._visits.is_lost(view)
+        }
         for name in order(views, self._tenant)[:count]:
             self._use(kind, views[name])
 
@@ -360,10 +359,10 @@ class Fleet:
         self._changed(view.name, view)
 
     def _add_sandbox(self, name: str, kind: str, pool: Pool | None = None) -> HeldSandbox:
-        held = self.held[name] = self._held_sandbox(name, kind, pool, self._reason_of_end)
+        held = self.held[name] = self._held_sandbox(name, pool, kind=kind, reason_of_end=self._reason_of_end)
         return held
 
-    def _held_sandbox(self, name: str, kind: str, pool: Pool | None, reason_of_end: ReasonOfEnd) -> HeldSandbox:
+    def _held_sandbox(self, name: str, pool: Pool | None, *, kind: str, reason_of_end: ReasonOfEnd) -> HeldSandbox:
         return HeldSandbox(
             name,
             kind,
@@ -431,8 +430,8 @@ class Fleet:
         del self.held[held.name]
         self._gone[held.name] = reason
         if held.pool is not None and held.view is not None and held.view.ending is None:
-            self._lost[held.view.uid] = set(held.taken)
-            self._spawn(self._regain(held.pool, held.view))
+            self._visits.lose(held.view, held.taken)
+            self._spawn(self._visits.regain(held.view))
         log.info("sandbox %s is lost: %s: %s", held.name, reason.word, reason.message)
         kind = self._kinds[held.kind]
         if held.sandbox is None and (held.seconds() < kind.spec.start_seconds or not self._is_used(kind)):
@@ -446,56 +445,9 @@ class Fleet:
         self._release(held, delete=delete)
         self._plan(kind)
 
-    async def _regain(self, pool_name: str, view: SandboxView) -> None:
-        """Wait until a Sandbox of a pool can be reached again, and destroy the workspaces that were lost with it."""
-        lost = {
-            (attempt, name.partition(".")[0])
-            for attempt, _, name in (identity.partition(".") for identity in self._lost[view.uid])
-        }
-
-        def is_lost(attempt: str, name: str) -> bool:
-            return (attempt, name.partition(".")[0]) in lost
-
-        try:
-            while True:
-                await asyncio.sleep(REGAIN_SECONDS)
-                found = self._pools.view(view.name)
-                if found is None or found[1].uid != view.uid or found[1].ending is not None:
-                    return
-                if found[1].can_be_reached and await self._visit(*found, is_lost):
-                    log.info("sandbox %s of SandboxPool %s can be reached again", view.name, pool_name)
-                    return
-        finally:
-            del self._lost[view.uid]
-
     async def sweep_pools(self, unwanted: Callable[[str, str], bool]) -> None:
-        """Destroy unwanted workspaces of an earlier process in the sandboxes of pools, draining ones included. Those that
-        do not answer within a few seconds are left to the operator, which destroys them after the job's end.
-        """
-        at_once = asyncio.Semaphore(POOL_SWEEPS_AT_ONCE)
-
-        async def visit(pool: Pool, view: SandboxView) -> None:
-            async with at_once:
-                await self._visit(pool, view, unwanted)
-
-        await asyncio.gather(*(visit(pool, view) for pool, view in self._pools.reachable if view.name not in self.held))
-
-    async def _visit(self, pool: Pool, view: SandboxView, unwanted: Callable[[str, str], bool]) -> bool:
-        """Destroy unwanted workspaces in one sandbox of a pool. Return whether its executor answered."""
-        visitor = self._held_sandbox(view.name, "", pool, self._no_reason)
-        try:
-            async with asyncio.timeout(VISIT_SECONDS):
-                await visitor.connect(view)
-                if visitor.sandbox is not None:
-                    await visitor.sandbox.sweep(unwanted)
-        except (SandboxFailure, Fenced, TimeoutError):
-            return False
-        finally:
-            await visitor.close(delete=False)
-        return True
-
-    async def _no_reason(self, held: HeldSandbox, failure: SandboxFailure) -> SandboxFailure | None:
-        return failure
+        """Destroy unwanted workspaces of an earlier process in the sandboxes of pools that are not held here."""
+        await self._visits.sweep(unwanted, but=self.held)
 
     async def _give_back_if_empty(self, held: HeldSandbox) -> None:
         # Recount first: a runner that was frozen and replaced must not delete its successor's sandbox.

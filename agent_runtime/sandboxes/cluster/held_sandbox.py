@@ -34,6 +34,11 @@ ReasonOfEnd = Callable[["HeldSandbox", SandboxFailure], Awaitable[SandboxFailure
 """Returns why a Sandbox has ended whose connection failed; None if it responds again."""
 
 
+async def ended_by_itself(held: HeldSandbox, failure: SandboxFailure) -> SandboxFailure | None:
+    """Return the failure: for connections whose end nobody investigates."""
+    return failure
+
+
 class HeldSandbox:
     """`sandbox` exists once its executor has responded; `ended` is set at its end."""
 

@@ -12,7 +12,7 @@ from kubernetes.aio import client
 
 from agent_runtime.kube.api import KubeApi
 from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, StoredLayer
-from agent_runtime.sandboxes.cluster import fleet, held_sandbox, pools
+from agent_runtime.sandboxes.cluster import fleet, held_sandbox, pool_visits, pools
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider
 from agent_runtime.sandboxes.cluster.sandbox_object import Reason
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.usefixtures("quick")
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "TICK_SECONDS", 0.1)
     monkeypatch.setattr(pools, "READ_SECONDS", 0.2)
-    monkeypatch.setattr(fleet, "REGAIN_SECONDS", 0.3)
-    monkeypatch.setattr(fleet, "VISIT_SECONDS", 3.0)
+    monkeypatch.setattr(pool_visits, "REGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(pool_visits, "VISIT_SECONDS", 3.0)
 
 
 class Cluster:
