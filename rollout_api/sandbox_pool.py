@@ -1,5 +1,6 @@
 """`SandboxPool`: sandboxes that are started ahead of need, for all jobs of their namespace; and which jobs fit one."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
@@ -149,6 +150,18 @@ def pooled_sandbox(pool: PoolSandbox) -> SandboxSpec:
     )
 
 
+# Fields of a pod's spec that decide on which nodes and when it runs, and change nothing of what runs in it.
+_PLACEMENT = {
+    "affinity",
+    "nodeSelector",
+    "preemptionPolicy",
+    "priorityClassName",
+    "schedulerName",
+    "tolerations",
+    "topologySpreadConstraints",
+}
+
+
 def why_unfit(pool: PoolSandbox, wanted: SandboxSpec, job: SandboxTemplate, security: Security) -> str:
     """Return why workspaces of a job's Sandbox cannot be in a pool's instead; empty if they can."""
     if wanted.image != pool.image:
@@ -157,8 +170,10 @@ def why_unfit(pool: PoolSandbox, wanted: SandboxSpec, job: SandboxTemplate, secu
         return "the job wants sandbox.workspaces.mode Plain, and pools are Overlay"
     if wanted.runtime_class_name != pool.runtime_class_name:
         return "its runtimeClassName differs from the job's"
-    if (job.pod_template or {}) != (pool.pod_template or {}):
-        return "its podTemplate differs from the job's"
+    if (job.pod_template or {}) != (pool.pod_template or {}) and (
+        job.pod_template or not _only_places(pool.pod_template)
+    ):
+        return "its podTemplate differs from the job's, in more than where pods are placed"
     if security is not pool.security:
         return "its security differs from the job's"
     for name in ("cpu", "memory", "disk"):
@@ -172,6 +187,12 @@ def why_unfit(pool: PoolSandbox, wanted: SandboxSpec, job: SandboxTemplate, secu
         if not _is_within(getattr(wanted.network, phase), offered_access):
             return f"the job needs network.{phase} {getattr(wanted.network, phase)}, which no phase of the pool allows"
     return ""
+
+
+def _only_places(template: Mapping[str, Any] | None) -> bool:
+    """Whether a podTemplate decides at most on which nodes and when its pods run."""
+    template = template or {}
+    return template.keys() <= {"metadata", "spec"} and (template.get("spec") or {}).keys() <= _PLACEMENT
 
 
 def _is_within(wanted: NetworkAccess, offered: list[NetworkAccess]) -> bool:
