@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.sandboxes.executor_client.commands import Refused
+
 PYTHON = "/usr/bin/python3"
 # All sizes below are in this unit: in a sandbox of a few hundred MB, a busy machine measures too late.
 MB = 4_000_000
@@ -41,7 +43,9 @@ async def six(start_executor: Any, connect: Any) -> Any:
 
 
 async def run(client: Any, command: str | list[str], **how: Any) -> Any:
-    return await client.ask(command, client.new_key(), **{"waitSeconds": 120, "deadlineSeconds": 600, **how})
+    answer = await client.ask(command, client.new_key(), **{"waitSeconds": 120, "deadlineSeconds": 600, **how})
+    assert not isinstance(answer, Refused), answer.body
+    return answer
 
 
 async def watched(client: Any, jobs: list[asyncio.Task[Any]]) -> list[dict[str, Any]]:
