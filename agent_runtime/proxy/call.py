@@ -157,8 +157,9 @@ class Call:
         self._task = asyncio.ensure_future(work)
         self._task.add_done_callback(self._done)
 
-    def replay(self, reply: ModelReply) -> None:
-        self.answered = True
+    def replay(self, reply: ModelReply, *, delivered: bool) -> None:
+        """Set a recorded answer. One that a client has stays delivered, also if a repeated request is interrupted."""
+        self.answered, self._delivered = True, delivered
         self._task = asyncio.get_running_loop().create_future()
         self._task.set_result(reply)
 

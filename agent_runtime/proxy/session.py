@@ -144,6 +144,9 @@ class Session:
         """Calls for which a client waits, or to which the answer is being sent."""
         self._places = asyncio.Semaphore(settings.limits.concurrent_calls)
         self._marks: list[DeliveryRecord] = []
+        self._undelivered: set[int] = set()
+        """Turns that the record shows, or will show, as undelivered."""
+        self._writing: set[asyncio.Future[None]] = set()
         self._flush_timer: asyncio.TimerHandle | None = None
         self._grace: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Future[None]] = set()
@@ -276,11 +279,26 @@ class Session:
             call.cancel()
         await asyncio.gather(*(call.ended() for call in live))
         self._stop_grace()
+        await asyncio.gather(*self._writing, return_exceptions=True)
         await self.flush()
 
     async def flush(self) -> None:
-        if marks := self._take_marks():
-            await self._journal.append(marks)
+        if self._marks:
+            await self._append_with_marks()
+
+    async def _append_with_marks(self, *records: Record) -> None:
+        """Append the marks, then these records. A client that disconnects meanwhile does not cancel it: marks of other
+        calls would be lost, and an answer that no client has would count.
+        """
+        writing = asyncio.ensure_future(self._journal.append([*self._take_marks(), *records]))
+        self._writing.add(writing)
+        writing.add_done_callback(self._written)
+        await asyncio.shield(writing)
+
+    def _written(self, writing: asyncio.Future[None]) -> None:
+        self._writing.discard(writing)
+        if not writing.cancelled():
+            writing.exception()  # retrieve it, because a cancelled call does not
 
     def drop(self) -> None:
         """Another replica has the session: drop all running calls."""
@@ -323,7 +341,7 @@ class Session:
         health = CallHealth(on_tokens=call.add_tokens, on_prompt=call.add_prompt_tokens)
         try:
             async with self._places:
-                await self._journal.append([*self._take_marks(), intent])
+                await self._append_with_marks(intent)
                 started = time.perf_counter()
                 async with asyncio.timeout(self._seconds_left()):
                     reply = await self._ask(call, intent, place, request, health)
@@ -430,10 +448,12 @@ class Session:
         identity = Identity(intent.request_digest, intent.idempotency_key)
         ticket = Ticket(intent.turn, f"{self._id_head}-{intent.turn}", int(intent.time), identity)
         call = Call(ticket, self._left)
-        call.replay(self._history.reply(turn))
+        call.replay(self._history.reply(turn), delivered=bool(turn.delivered))
         self._answers.begun(identity, call)
         if not turn.delivered:
             self._answers.undelivered(identity, call)
+        if turn.delivered is False:
+            self._undelivered.add(intent.turn)
         if turn.delivered is None:
             self._doubtful[intent.turn] = call
 
@@ -453,6 +473,13 @@ class Session:
     def _mark(self, turn: int, delivered: bool, abandoned: int = 0, error: CallError | None = None) -> None:
         mark = DeliveryRecord(turn=turn, time=time.time(), delivered=delivered, error=error, abandoned_tokens=abandoned)
         self._marks.append(mark)
+        if not delivered:
+            self._undelivered.add(turn)
+        elif turn in self._undelivered and not self._ended:
+            # Write it now: if this process died first, an answer that a client has would be left out.
+            self._undelivered.discard(turn)
+            self._flush_soon()
+            return
         if self._flush_timer is None and not self._ended:
             self._flush_timer = asyncio.get_running_loop().call_later(_MARKS_SECONDS, self._flush_soon)
 

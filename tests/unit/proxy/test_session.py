@@ -619,3 +619,41 @@ async def test_stopping_runner_can_wait_until_every_client_has_its_answer() -> N
     over = bench.session.over
     assert over is not None
     assert over.reason is StopReason.MAX_TURNS
+
+
+def last_mark(bench: Bench, turn: int) -> bool:
+    """Return the last recorded delivery of a turn."""
+    return bool([mark.delivered for mark in bench.recorded(DeliveryRecord) if mark.turn == turn][-1])
+
+
+async def test_delivery_of_other_calls_is_recorded_if_a_client_leaves_while_the_record_is_written() -> None:
+    bench = Bench()
+    await bench.ask(delivered=False)
+    bench.journal.hold = asyncio.Event()
+    call = bench.begin([{"role": "user", "content": "another"}])
+    await asyncio.sleep(0)
+    call.leave(False)
+    await call.ended()
+    bench.journal.hold.set()
+    await bench.session.end()
+    assert not last_mark(bench, 0), "otherwise this answer and that of its retry would both count"
+
+
+async def test_delivery_of_a_repeated_answer_is_recorded_at_once() -> None:
+    bench = Bench()
+    await bench.ask(key="k", delivered=False)
+    await bench.session.flush()
+    assert not last_mark(bench, 0)
+    await bench.ask(key="k")
+    await asyncio.sleep(0.01)
+    assert last_mark(bench, 0), "the process may die before the next call"
+
+
+async def test_delivered_answer_stays_delivered_when_a_later_process_repeats_it_to_a_client_that_leaves() -> None:
+    bench = Bench()
+    await bench.ask(key="k")
+    await bench.session.flush()
+    bench.opened()
+    await bench.ask(key="k", delivered=False)
+    await bench.session.flush()
+    assert last_mark(bench, 0)
