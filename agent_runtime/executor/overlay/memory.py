@@ -42,7 +42,8 @@ _MOST_PRESSURE = 20.0
 
 
 class Unit(NamedTuple):
-    """A workspace with the ones that joined it, while it has processes or commands that wait for their start.
+    """A workspace with the ones that joined it, while it has processes, commands that wait for their start, or files in
+    memory.
 
     `started` says when its oldest command started, on any clock: infinite without one, or if they run without a deadline,
     as servers do. `created` says when the workspace was; no command can change it. `limit` is its own limit of memory.
@@ -56,6 +57,8 @@ class Unit(NamedTuple):
     is_paused: bool = False
     is_steady: bool = False
     """Whether it never pauses."""
+    is_idle: bool = False
+    """Whether it has no processes and no waiting commands, but files in memory (`/dev/shm`)."""
 
 
 class Situation(NamedTuple):
@@ -118,16 +121,17 @@ def is_near(used: int, limit: int) -> bool:
     return used > last_mark(limit) / 2
 
 
-def decide(units: Sequence[Unit], now: Situation) -> Decision:
+def decide(every: Sequence[Unit], now: Situation) -> Decision:
     """Decide what happens to the units of a sandbox with a limit."""
+    units = [unit for unit in every if not unit.is_idle]
     if not units:
         return Decision()
     mark = last_mark(now.limit)
-    largest = max(units, key=lambda unit: unit.memory_bytes)
+    largest = max(every, key=lambda unit: unit.memory_bytes)
     if largest.memory_bytes > mark:
         return Decision(end=(largest.name, "Memory"))
     oldest_first = sorted(units, key=lambda unit: (unit.started, unit.name))
-    if not _is_overcommitted(units, now.limit):
+    if not _is_overcommitted(every, now.limit):
         return Decision(resume=[unit.name for unit in oldest_first if unit.is_paused])
     needed = now.used + _reserve(oldest_first[0], now.limit)
     expected = needed + _GROWTH_AHEAD * max(now.growth, now.possible)
@@ -146,7 +150,7 @@ def decide(units: Sequence[Unit], now: Situation) -> Decision:
         candidates.sort(key=lambda unit: (unit.memory_bytes, unit.started), reverse=True)
         chosen = candidates if needed + now.possible > mark else candidates[: math.ceil(len(candidates) / 2)]
     elif now.is_settled and (now.used > _HARD_MARK * now.limit or (now.used > mark and is_growing)):
-        end = _last_resort(units, mark)
+        end = _last_resort(every, mark)
     elif paused and now.is_settled and not is_short and (room := mark - _HYSTERESIS * now.limit - expected) >= 0:
         count = 1 + int(room / (_RESUMED * now.limit))
         resumed += paused[:count]
@@ -161,7 +165,8 @@ def decide(units: Sequence[Unit], now: Situation) -> Decision:
 
 def _is_overcommitted(units: Sequence[Unit], limit: int) -> bool:
     """Whether the units may use more together than the sandbox has."""
-    return len(units) > 1 and sum(limit if unit.limit is None else unit.limit for unit in units) > limit
+    most = sum(unit.memory_bytes if unit.is_idle else limit if unit.limit is None else unit.limit for unit in units)
+    return len(units) > 1 and most > limit
 
 
 def _reserve(oldest: Unit, limit: int) -> float:
@@ -176,7 +181,7 @@ def _last_resort(units: Sequence[Unit], mark: float) -> tuple[str, str] | None:
     """
     large = [unit for unit in units if unit.memory_bytes > mark / len(units)]
     if not large:
-        return None  # files in the memory of workspaces without processes fill it
+        return None  # many small ones fill it
     largest = max(large, key=lambda unit: unit.memory_bytes)
     if largest.limit is None:
         return largest.name, "Memory"

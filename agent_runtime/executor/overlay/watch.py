@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +180,7 @@ class Watch:
         used = sum(workspace.last.memory_bytes for workspace in self._observations)
         growth, self._used = max(0, used - self._used), used
         groups = self._groups()
+        idle = self._idle_groups(groups)
         units = [
             Unit(
                 name,
@@ -189,8 +190,9 @@ class Watch:
                 group[0].spec.limits.memory_bytes,
                 group[0].pause.is_on,
                 any(member.pause.is_forbidden for member in group),
+                name in idle,
             )
-            for name, group in groups.items()
+            for name, group in {**groups, **idle}.items()
         ]
         now = time.monotonic()
         # A machine that was too busy to measure once will be so again.
@@ -202,7 +204,7 @@ class Watch:
             self._pressure_read_at, self._has_pressure = now, node_has_pressure(read_pressure())
         decision = decide(units, Situation(used, limit, growth, possible, stuck, self._has_pressure, self._is_settled))
         self._progress.decided(decision, used, now)
-        self._apply(decision, groups)
+        self._apply(decision, groups, idle)
 
     def _groups(self) -> dict[str, list[Workspace]]:
         """Return the workspaces with processes or waiting commands, together with those that joined them."""
@@ -216,7 +218,19 @@ class Watch:
                 pause.end()
         return groups
 
-    def _apply(self, decision: Decision, groups: dict[str, list[Workspace]]) -> None:
+    def _idle_groups(self, active: Mapping[str, list[Workspace]]) -> dict[str, list[Workspace]]:
+        """Return the other workspaces with files in memory, like `_groups`."""
+        holders = [workspace for workspace in self._observations if workspace.last.memory_bytes]
+        groups = {}
+        for members in {id(workspace.members): workspace.members for workspace in holders}.values():
+            group = sorted(members, key=lambda member: member.spec.joins is not None)
+            if group[0].spec.id not in active:
+                groups[group[0].spec.id] = group
+        return groups
+
+    def _apply(
+        self, decision: Decision, groups: dict[str, list[Workspace]], idle: Mapping[str, list[Workspace]]
+    ) -> None:
         self._starts_wait, self._is_settled = decision.starts_wait, not (decision.pause or decision.resume)
         for name in decision.resume:
             for member in groups[name]:
@@ -230,7 +244,7 @@ class Watch:
                     member.pause.stop(member.proc, _listed_tools(member))
         if decision.end is not None and not self._stopping:
             name, cause = decision.end
-            group = groups[name]
+            group = groups.get(name) or idle[name]
             if cause == "Memory":
                 largest = max(group, key=lambda member: member.last.memory_bytes)
                 self._stop(largest, self._end(largest, cause))

@@ -220,3 +220,16 @@ async def test_sandbox_without_overcommitment_pauses_nothing(start_executor: Any
             assert (await memory_of(clients[0]))["paused"] == 0
             await asyncio.sleep(0.02)
         assert [(await job).exit_code for job in jobs] == [0] * 3
+
+
+async def test_files_in_memory_of_workspaces_without_processes_count(six: list[Any]) -> None:
+    """Otherwise one running workspace exceeds the sandbox's limit with them, and the kernel ends any of its processes."""
+    for client in six[:3]:
+        assert (await run(client, f"head -c {180 * MB} /dev/zero > /dev/shm/file")).exit_code == 0
+    seen = await watched(six[0], [job := asyncio.create_task(run(six[3], allocating(190, 1)))])
+    assert (job.result().exit_code, job.result().cause) == (0, None)
+    assert max(memory["used"] for memory in seen) < LIMIT
+    states = [(await each.call("GET", "~")).json for each in six]
+    failures = [state["failure"]["cause"] for state in states if state["state"] == "Failed"]
+    assert set(failures) == {"SandboxMemory"}
+    assert states[3]["state"] == "Live"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -36,6 +37,9 @@ def sandboxes(draw: st.DrawFn) -> tuple[list[Unit], Situation]:
         )
         for name in draw(st.sets(st.sampled_from("abcdefgh")))
     ]
+    for name in draw(st.sets(st.sampled_from("xyz"))):
+        limit = draw(st.none() | st.integers(50, 2000))
+        units.append(Unit(name, draw(sizes) // 3, math.inf, draw(st.integers(0, 5)), limit, is_idle=True))
     used = sum(unit.memory_bytes for unit in units) + draw(st.integers(0, 100))
     situation = Situation(
         used,
@@ -63,8 +67,10 @@ def test_decision_is_consistent_and_the_oldest_always_runs(sandbox: tuple[list[U
     assert all(not by_name[name].is_paused for name in decision.pause)
     assert all(by_name[name].is_paused for name in decision.resume)
     assert not any(by_name[name].is_steady for name in decision.pause)
-    if units and (decision.end is None or decision.end[1] == "SandboxMemory"):
-        oldest = min(units, key=lambda unit: (unit.started, unit.name))
+    assert not any(by_name[name].is_idle for name in decision.pause)
+    active = [unit for unit in units if not unit.is_idle]
+    if active and (decision.end is None or decision.end[1] == "SandboxMemory"):
+        oldest = min(active, key=lambda unit: (unit.started, unit.name))
         assert oldest.name in running_after(units, decision)
 
 
@@ -82,7 +88,8 @@ def test_nothing_ends_below_the_last_mark_or_before_all_large_ones_pause(sandbox
     if decision.end[1] == "SandboxMemory":
         assert ended.limit is not None, "a workspace without a limit could provoke a retry by its growth"
         free = 1 + int(situation.stuck_seconds // 10)
-        younger = sorted(units, key=lambda unit: (unit.started, unit.name))[free:]
+        active = [unit for unit in units if not unit.is_idle]
+        younger = sorted(active, key=lambda unit: (unit.started, unit.name))[free:]
         assert all(unit.is_paused or unit.is_steady or unit.memory_bytes < 0.01 * LIMIT for unit in younger)
     else:
         assert ended.memory_bytes > 0.9 * LIMIT or ended.limit is None
@@ -256,3 +263,13 @@ def test_commands_cannot_make_their_workspace_the_last_resort() -> None:
     """A program without a deadline makes the workspace look young to those who pause first."""
     units = [Unit("old", 450, float("inf"), 0, 800, is_paused=True), Unit("new", 480, 1, 1, 800)]
     assert decide(units, Situation(980, LIMIT)).end == ("new", "SandboxMemory")
+
+
+@pytest.mark.parametrize(("limit", "cause"), [(600, "SandboxMemory"), (None, "Memory")])
+def test_files_in_memory_of_workspaces_without_processes_count(limit: int | None, cause: str) -> None:
+    """Otherwise a single running workspace exceeds the sandbox's limit, and the kernel ends any process of the sandbox."""
+    running = Unit("running", 400, 1.0, limit=limit)
+    holder = Unit("holder", 550, float("inf"), limit=limit, is_idle=True)
+    decision = decide([running, holder], Situation(950, LIMIT, growth=20))
+    assert (list(decision.pause), decision.end) == ([], ("holder", cause))
+    assert decide([holder], Situation(950, LIMIT, growth=20)) == Decision()
