@@ -470,6 +470,8 @@ class ProcessStatus:
     """Bytes written so far to standard output or the terminal: the cursor of the next output."""
     stderr: bytes
     """The end of its error output."""
+    seconds: float = 0.0
+    """Since its start, without the time in which it was paused."""
 
 
 @dataclass(frozen=True)

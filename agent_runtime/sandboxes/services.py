@@ -130,10 +130,9 @@ class _Start:
             raise self._failed(f"ended {_ending(status)}{await self._last_lines(status)}")
 
     async def _until_completed(self) -> None:
-        loop = asyncio.get_running_loop()
-        until, pause = loop.time() + self._completion_seconds, FIRST_PAUSE_SECONDS
+        pause = FIRST_PAUSE_SECONDS
         while (status := await self._status()) is not None and status.running:
-            if loop.time() > until:
+            if status.seconds > self._completion_seconds:
                 lines = await self._last_lines(status)
                 raise self._failed(
                     f"did not end within {self._completion_seconds:g} s (timeouts.setupSeconds), but the agent or another "
@@ -148,8 +147,7 @@ class _Start:
         return self.service.health or self.service.workspace.health
 
     async def _until_healthy(self, health: HealthCheck) -> None:
-        loop = asyncio.get_running_loop()
-        until, pause, number = loop.time() + health.seconds, FIRST_PAUSE_SECONDS, 0
+        pause, number, since = FIRST_PAUSE_SECONDS, 0, 0.0
         while True:
             result = await self._workspace.run(
                 health.command,
@@ -161,7 +159,10 @@ class _Start:
             status = await self._status()
             if status is not None and not status.running:
                 raise self._failed(f"ended {_ending(status)} before it was ready{await self._last_lines(status)}")
-            if loop.time() > until:
+            # Its own time leaves out pauses, in which other workspaces have the sandbox's memory. The time without a
+            # runner does not count: other services may have been missing.
+            since = since or (0.0 if status is None else status.seconds)
+            if status is None or status.seconds > since + health.seconds:
                 told = f"; its health check ends with {result.ending}: {result.end_of_output}"
                 lines = "" if status is None else await self._last_lines(status)
                 raise self._failed(f"was not ready after {health.seconds} s{told}{lines}")

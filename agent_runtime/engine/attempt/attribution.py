@@ -243,8 +243,9 @@ def _of_sandbox(failure: SandboxFailure, situation: Situation) -> Decision:
         evidence = Evidence.UNEXPLAINED
     if failure.reason == REQUEST_TOO_LARGE and situation.exposed and situation.phase in (Phase.AGENT, Phase.COLLECTING):
         return _used_up(failure.message, situation, is_gone=False)
-    if failure.reason == SANDBOX_MEMORY and situation.exposed and not situation.alone:
-        # Alone it has the memory for itself, so the policy cannot cause this again.
+    if failure.reason == SANDBOX_MEMORY and not situation.alone:
+        # Alone it has the memory for itself, so the policy cannot cause this again. A setup or service that is ended
+        # like this would otherwise meet the same neighbours until no attempt is left.
         return _retry(failure.reason, failure.message, situation, unexplained=Unexplained.SANDBOX)
     if not situation.exposed or evidence in (Evidence.NOT_LOST, Evidence.OUTSIDE):
         return _retry(failure.reason, failure.message, situation, counted=failure.reason not in UNCOUNTED)

@@ -62,7 +62,11 @@ async def collect(task: Task, workspace: Workspace) -> str | None:
     not write are not graded. Raises SandboxFailure for a command that cannot be started, and WorkspaceLimit and
     SandboxFailure from the workspace.
     """
-    for number, command in enumerate(task.verifier.collect if task.verifier else ()):
+    commands = task.verifier.collect if task.verifier else ()
+    if commands:
+        # They are part of the grading, and may have time limits of their own, which would expire in a pause.
+        await workspace.keep_running()
+    for number, command in enumerate(commands):
         seconds = task.timeouts.verifier_seconds
         result = await workspace.run(command, key=f"{END}-collect-{number}", deadline_seconds=seconds)
         if result.start_error:

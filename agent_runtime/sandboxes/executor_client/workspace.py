@@ -232,6 +232,7 @@ class ExecutorWorkspace:
             input_bytes=status["inputBytes"],
             output_bytes=status["stdout"]["bytes"],
             stderr=bytes_of(status["stderr"]["tail"]),
+            seconds=status["seconds"],
         )
 
     async def write_input(self, process: str, offset: int, data: bytes, *, key: str) -> None:

@@ -119,6 +119,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("Others have filled the disk under the sandbox", lost("DiskFull"), AGAIN, AGAIN_ATTEMPT, None),
     ("The sandbox's memory was used up, not its own", lost("SandboxMemory"), SHARED, AGAIN_ATTEMPT, ISOLATED),
     ("The same, alone in it", lost("SandboxMemory"), AGAIN, AGAIN_ATTEMPT, None),
+    ("The same, during the task's setup", lost("SandboxMemory"), STARTING, AGAIN_ATTEMPT, ISOLATED),
     ("A checkpoint found no place", lost("NoPlace"), AGAIN, AGAIN_ATTEMPT, None),
     # The model
     ("The model server does not answer", ModelError("Unreachable", "m"), SHARED, AGAIN_ATTEMPT, None),

@@ -16,8 +16,13 @@ class Ending:
 
     def __init__(self, result: CommandResult) -> None:
         self._result = result
+        self.calls: list[str] = []
+
+    async def keep_running(self) -> None:
+        self.calls.append("keep running")
 
     async def run(self, _command: str, **_options: Any) -> CommandResult:
+        self.calls.append("run")
         return self._result
 
 
@@ -36,3 +41,10 @@ async def test_collect_is_tried_again_when_its_command_cannot_start() -> None:
 async def test_collect_failure_is_the_agents_when_a_limit_ends_its_command() -> None:
     ended = CommandResult(None, None, "Memory", 1.0, b"", b"too large", 0, 9)
     assert await collected(ended) == "verifier.collect[0] failed with Memory: too large"
+
+
+async def test_collect_is_never_paused_like_the_grading() -> None:
+    workspace = Ending(CommandResult(0, None, None, 1.0, b"", b"", 0, 0))
+    task = Task(name="t", prompt="p", verifier=TaskVerifier(commands=["true"], collect=["timeout 60 make"]))
+    assert await collect(task, cast(Workspace, workspace)) is None
+    assert workspace.calls == ["keep running", "run"]

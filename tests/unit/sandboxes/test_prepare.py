@@ -161,6 +161,22 @@ async def test_a_setup_over_its_time_names_the_field_to_raise() -> None:
         await prepared_by(CommandResult(None, 9, "Deadline", 5.0, b"", b"", 0, 0))
 
 
+async def test_setup_commands_have_the_time_together_without_pauses() -> None:
+    given: list[float] = []
+
+    async def command(_command: str | Sequence[str], _files: Files) -> CommandResult:
+        await asyncio.sleep(0.3)  # a pause: other workspaces have the sandbox's memory
+        given.append(0)
+        return replace(ended(), seconds=0.1)
+
+    provider = DummyProvider("paused-setup", command)
+    groups = PreparedGroups(provider._prepare, provider._drop)
+    await groups.fork_of(replace(SPEC, setup=["one", "two"], setup_seconds=0.5))
+    assert len(given) == 2
+    with pytest.raises(SetupFailed, match=r"the 9 setup commands took more than 0.5 s in all.*timeouts\.setupSeconds"):
+        await groups.fork_of(replace(SPEC, setup=["one"] * 9, setup_seconds=0.5))
+
+
 async def test_sandbox_lost_in_the_setup_is_no_failure_of_the_task() -> None:
     async def on_call(operation: str, _attempt: str, _key: str | None) -> None:
         if operation == "run":

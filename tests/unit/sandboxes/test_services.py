@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -33,6 +34,9 @@ class Workspace:
     looks: int = 0
     unhealthy: int = 0
     keys: list[str] = field(default_factory=list)
+    pace: float = 1.0
+    """Seconds that its program works in one second; 0 while it is paused."""
+    began: float = field(default_factory=time.monotonic)
 
     async def start_process(self, command: Any, *, key: str) -> str:
         self.log.append(f"start {self.name}")
@@ -42,7 +46,8 @@ class Workspace:
     async def process(self, process: str, *, key: str | None = None) -> ProcessStatus:
         self.looks -= 1
         ended = self.exit_code is not None and self.looks < 0
-        return ProcessStatus("p", not ended, self.exit_code if ended else None, 0, 6, b"")
+        seconds = (time.monotonic() - self.began) * self.pace
+        return ProcessStatus("p", not ended, self.exit_code if ended else None, 0, 6, b"", seconds)
 
     async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
         return Output(b"broken", 6, True, 0)
@@ -120,6 +125,15 @@ async def test_service_that_should_complete_and_does_not_fails_the_start() -> No
     needy = service("web", seed=ServiceState.COMPLETED)
     with pytest.raises(ServiceFailed, match="service 'seed' did not end within 1 s"):
         await start((needy, Workspace("web", [])), (service("seed"), Workspace("seed", [])))
+
+
+async def test_time_of_a_pause_does_not_count_for_services() -> None:
+    """Other rollouts may use the sandbox's memory for longer than a service has time to start."""
+    checked, seed = Workspace("db", [], unhealthy=120, pace=0), Workspace("seed", [], exit_code=0, looks=120, pace=0)
+    await start((service("db", HEALTH), checked), (Service("seed", SPEC, ["run"], completes=True), seed))
+    assert checked.unhealthy < 0
+    assert seed.looks < 0
+    assert time.monotonic() - checked.began > HEALTH.seconds
 
 
 async def test_cancelled_start_leaves_nothing_running() -> None:
