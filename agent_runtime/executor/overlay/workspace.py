@@ -186,6 +186,8 @@ class Workspace:
         # Held while it begins or ends to rest, and while it ends.
         self._changing = asyncio.Lock()
         self._commands: dict[int, Command] = {}
+        # Numbers of commands that wait until they are sent to init.
+        self._unsent: set[int] = set()
         self._helpers: set[asyncio.Task[None]] = set()
         self._file_operations = 0
         self._ending: asyncio.Task[None] | None = None
@@ -283,6 +285,7 @@ class Workspace:
         command = self._commands[number] = Command(self, number, watcher, is_lasting=is_lasting)
         self.host.watch.admit(self)
         if self.is_resting or self._changing.locked() or self.pause.is_on:
+            self._unsent.add(number)
             self.run_in_background(self._start_later(command, number, request, descriptors))
             return command
         self._peer.listen(number, command.handle)
@@ -294,6 +297,7 @@ class Workspace:
         if is_asked:
             close_all(sorted(set(descriptors)))
         else:
+            self._unsent.add(number)
             self.run_in_background(self._start_later(command, number, request, descriptors))
         return command
 
@@ -303,10 +307,11 @@ class Workspace:
         try:
             command.asked_at = math.inf
             await self.pause.wait()
-            if number not in self._commands:
-                return  # it has ended meanwhile, with its workspace
             command.asked_at = time.monotonic()
             await self._awake()
+            if number not in self._commands:
+                return  # it has ended meanwhile, with all processes or with its workspace
+            self._unsent.discard(number)
             self._peer.listen(number, command.handle)
             self.host.watch.add(self)
             await self._peer.start(number, request, descriptors)
@@ -315,6 +320,7 @@ class Workspace:
         except (WorkspaceFailure, FileFailure) as failure:
             command.refuse(failure)
         finally:
+            self._unsent.discard(number)
             close_all(sorted(set(descriptors)))
 
     def end_unreported(self) -> None:
@@ -508,8 +514,10 @@ class Workspace:
             await self._end_processes(cause, _KILL_SECONDS, failed_as=cause)
 
     async def _end_processes(self, cause: str, seconds: float, *, failed_as: str | None = None) -> None:
-        for command in self._commands.values():
+        for number, command in list(self._commands.items()):
             command.set_cause(cause)
+            if number in self._unsent:  # it would start after the others have ended
+                command.end(None, signal.SIGKILL)
         if self.is_resting:
             return
         try:

@@ -161,6 +161,19 @@ async def test_new_commands_wait_while_others_are_paused(six: list[Any]) -> None
     assert time.monotonic() - began > 2
 
 
+async def test_command_that_waits_for_its_start_ends_with_the_processes(six: list[Any]) -> None:
+    """Otherwise it would run while the artifacts are read, or beside the verifier."""
+    jobs = await paused(six[0], six[:5])
+    late = asyncio.create_task(run(six[5], "touch /late"))
+    while not (await memory_of(six[0]))["waiting"]:  # noqa: ASYNC110 the executor has no event for it
+        await asyncio.sleep(0.01)
+    assert (await six[5].call("DELETE", "~/processes", key=six[5].new_key())).status == 200
+    assert (await asyncio.wait_for(late, 5)).exit_code is None
+    for job in jobs:
+        await job
+    assert (await run(six[5], "ls /late")).exit_code == 2
+
+
 ESCAPING = """
 import os, signal, sys, time
 if os.fork() == 0:
