@@ -88,6 +88,8 @@ class ModelRequest:
     """Equal for all calls that share the beginning of their prompt. They go to the same server if it has a free place.
     """
     health: CallHealth = field(default_factory=CallHealth)
+    call_id: str | None = None
+    """Equal if a later process repeats the call, and unique otherwise. None if that is not known."""
 
     @property
     def answer_limit(self) -> int | None:

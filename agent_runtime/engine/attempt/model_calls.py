@@ -190,6 +190,7 @@ class ModelCalls:
             max_tokens=most if most is None or left is None else min(most, left),
             prefix=TokenPrefix(tokens.messages, tokens.ids) if tokens.messages else None,
             health=health,
+            call_id=f"{self._session}-{turn}",
         )
         started, began = time.perf_counter(), self._clock.now()
         try:

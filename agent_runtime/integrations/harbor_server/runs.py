@@ -18,7 +18,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import BaseModel
 
@@ -27,6 +27,7 @@ from agent_runtime.engine.session import RolloutSession
 from agent_runtime.integrations.harbor_server.archive import BadArchive, unpack
 from agent_runtime.integrations.harbor_server.plan import PlannedRun, RunRefused, SessionUrl, plan_run, result_of
 from agent_runtime.integrations.harbor_server.schemas import RunRequest, RunResult, RunStatus
+from agent_runtime.models.base import ModelRequest
 from agent_runtime.models.providers.openai_endpoint import OpenAIEndpoint
 from agent_runtime.recording.branches import has_own_answer
 from agent_runtime.recording.job_record import output_uri
@@ -52,13 +53,24 @@ _LOG = logging.getLogger(__name__)
 class SessionModel(OpenAIEndpoint):
     """A client's session as a model. It makes no test call, which would be recorded as a turn."""
 
-    def __init__(self, url: SessionUrl) -> None:
+    def __init__(self, url: SessionUrl, run_id: str = "") -> None:
+        self._run_id = run_id
         headers = {} if url.key is None else {"Authorization": f"Bearer {url.key}"}
         origin = "environment_overrides.OPENAI_API_KEY"
         super().__init__(url.base_url, url.name, headers=headers, key_origin=origin, call_seconds=CALL_SECONDS)
 
     async def check(self) -> None:
         """Do nothing."""
+
+    def headers(self, request: ModelRequest, body: Mapping[str, Any]) -> dict[str, str]:
+        """Return the headers of a call. With the key, a call that a restarted server repeats gets the answer of the first
+        one: otherwise the client's session would have another one, which has no part in the rollout.
+        """
+        headers = super().headers(request, body)
+        if request.call_id is None:
+            return headers
+        call = json.dumps([self._run_id, request.call_id, body], sort_keys=True)
+        return {**headers, "Idempotency-Key": hashlib.sha256(call.encode()).hexdigest()}
 
 
 class Conflict(Exception):
@@ -315,7 +327,7 @@ class Runs:
         metadata = planned.job.metadata.model_copy(update={"uid": uid})
         spec = planned.job.spec.model_copy(update={"output": output})
         job = planned.job.model_copy(update={"metadata": metadata, "spec": spec})
-        model = None if planned.model is None else SessionModel(planned.model)
+        model = None if planned.model is None else SessionModel(planned.model, run_id)
         async with _place(self._places, cancelled), contextlib.AsyncExitStack() as stack:
             if model is not None:
                 stack.push_async_callback(model.close)

@@ -67,16 +67,17 @@ class OpenAIEndpoint:
         send = self._streamed if request.on_text is not None and keeps_ids else self._whole
 
         async def ask(asked: ModelRequest, seconds: float) -> ModelReply:
-            # Routers in front of several servers send calls of one session to the same one.
-            options = CallOptions(seconds, tries, {"X-Session-ID": request.session}, request.health)
+            def options() -> CallOptions:
+                return CallOptions(seconds, tries, self.headers(asked, body), request.health)
+
             try:
-                return await send(body, asked, options)
+                return await send(body, asked, options())
             except ContextExceeded:
                 # Servers refuse a prompt that fits if prompt and answer limit together do not fit. Retry without the
                 # limit: the context limits the answer.
                 if body.pop(self._max_tokens_field, None) is None:
                     raise
-                return await send(body, asked, options)
+                return await send(body, asked, options())
 
         return await without_aborts(ask, request, self._seconds, tries)
 
@@ -114,6 +115,10 @@ class OpenAIEndpoint:
             "stop": sampling.stop or None,
         }
         return {name: value for name, value in body.items() if value is not None} | sampling.extra
+
+    def headers(self, request: ModelRequest, _body: Mapping[str, Any]) -> dict[str, str]:
+        # Routers in front of several servers send calls of one session to the same one.
+        return {"X-Session-ID": request.session}
 
     async def _whole(self, body: Mapping[str, Any], request: ModelRequest, options: CallOptions) -> ModelReply:
         answer = await self._client.call("POST", PATH, body, options)

@@ -18,6 +18,8 @@ from agent_runtime.integrations.harbor_server.archive import pack
 from agent_runtime.integrations.harbor_server.runs import FolderInUse
 from agent_runtime.integrations.harbor_server.schemas import PATH, RunResult
 from agent_runtime.integrations.harbor_server.trials import rewards_of
+from agent_runtime.models.providers.openai_endpoint import OpenAIEndpoint
+from agent_runtime.proxy.serve import standalone_proxy
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from rollout_api.records import AttemptRecord
@@ -333,3 +335,42 @@ async def test_run_of_a_killed_server_resumes_and_is_not_doubled(tmp_path: Path)
         for path in tmp_path.rglob("*")
         if path.is_file() and path.suffix in (".json", "")
     )
+
+
+async def test_answer_that_a_killed_server_got_is_not_sampled_again(tmp_path: Path) -> None:
+    """Otherwise the client trains on two answers, of which only one was acted on."""
+    agent = {"type": "ToolCalling", "tools": ["bash"]}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job_manifest("mini", agent)))
+    archive, port, model = pack(hello_world(tmp_path / "hello")), free_port(), HeldModel()
+    url, admin = f"http://:{KEY}@127.0.0.1:{port}", {"Authorization": f"Bearer {KEY}"}
+    async with model as model_url, aiohttp.ClientSession() as http:
+        endpoint = OpenAIEndpoint(model_url, "m", headers={}, key_origin="nowhere", call_seconds=60)
+        async with standalone_proxy(Store.open(str(tmp_path / "sessions"), {}), endpoint, KEY) as proxy:
+
+            async def turns() -> int:
+                async with http.get(f"{proxy.address}/sessions/one", headers=admin) as reply:
+                    return len((await reply.json())["turns"])
+
+            async with http.post(f"{proxy.address}/sessions/one", headers=admin, json={}) as reply:
+                key = (await reply.json())["key"]
+            metadata = {
+                "agent": {"llm_proxy_url": f"{proxy.address}/v1", "model_name": "m"},
+                "environment_overrides": {"OPENAI_API_KEY": key},
+            }
+            first = await start_serve(tmp_path, port)
+            await post(url, archive, metadata, **{"Idempotency-Key": "k", "Prefer": "respond-async"})
+            await asyncio.wait_for(model.asked.wait(), 60)
+            # The answer reaches the server's socket, and not its record.
+            first.send_signal(signal.SIGSTOP)
+            model.free.set()
+            while not await turns():  # noqa: ASYNC110 the proxy has no event for it
+                await asyncio.sleep(0.05)
+            first.send_signal(signal.SIGKILL)
+            await first.wait()
+            second = await start_serve(tmp_path, port)
+            try:
+                _, answer = await post(url, archive, metadata, **{"Idempotency-Key": "k"})
+            finally:
+                second.send_signal(signal.SIGTERM)
+                await second.wait()
+            assert (answer["status"], model.calls, await turns()) == ("completed", 1, 1)
