@@ -176,10 +176,14 @@ class HostedProvider:
             sandbox.groups.add(lease.spec.group)
         async with _taken(sandbox.free, lease):
             sandbox.leases += 1
+            tried: ExecutorSandbox | None = None
             try:
-                yield await _running(sandbox, name, placement, lease)
+                tried = await _running(sandbox, name, placement, lease)
+                yield tried
             except SandboxFailure as failure:
-                has_tried = sandbox.running is not None and sandbox.running[1] is lease.sandbox
+                # Also if it failed before the workspace was created: otherwise a group without a prepared state would
+                # get the same lost sandbox in each attempt.
+                has_tried = sandbox.running is not None and sandbox.running[1] is tried
                 sandbox.is_lost = sandbox.is_lost or (has_tried and failure.reason == "SandboxLost")
                 raise
             finally:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,18 @@ async def test_lost_sandbox_is_replaced_for_the_next_attempt(tmp_path: Path, mod
     assert await say(again, "cat setup.log", "1:a") == "prepared"
     with pytest.raises(SandboxFailure):
         await provider.reattach(workspace.handle, spec=spec(), fence=Fence(2, "second"))
+    await provider.close()
+
+
+async def test_lost_sandbox_is_replaced_for_another_group(tmp_path: Path) -> None:
+    provider = LocalProvider(tmp_path / "run", template("Overlay"), places=2)
+    await provider.open()
+    await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
+    (path,) = (tmp_path / "run" / "sandboxes").glob("*.json")
+    os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+    other = replace(spec(), group="another")
+    workspace = await provider.acquire(other, attempt="1-1", fence=FIRST, name="agent")
+    assert await say(workspace, "cat setup.log", "1:a") == "prepared"
     await provider.close()
 
 
