@@ -10,56 +10,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
-import io
-import json
 import math
 import posixpath
-import secrets
 import shlex
-import tarfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from agent_runtime.builds.cache import BuildCache
+from agent_runtime.builds.keys import Base, Keyed, Keys, Recipe, StageChain, in_context
 from agent_runtime.builds.step_files import ROOT, StepFiles
-from agent_runtime.builds.trees import Context, CopyProblem, File, Taken, context_tar, mode_of
-from agent_runtime.dockerfiles.instructions import Dockerfile as Parsed
-from agent_runtime.dockerfiles.parse import parse
+from agent_runtime.builds.trees import Context, CopyProblem, File, Taken, context_tar
+from agent_runtime.builds.workspaces import BuildWorkspaces
 from agent_runtime.dockerfiles.patterns import Ignore
-from agent_runtime.dockerfiles.plan import (
-    SCRATCH,
-    SCRIPT,
-    CopyStep,
-    PlanFailed,
-    RunStep,
-    Settings,
-    StagePlan,
-    Step,
-    bases,
-    plan_stage,
-    stage_of_mount,
-)
+from agent_runtime.dockerfiles.plan import SCRATCH, SCRIPT, CopyStep, PlanFailed, RunStep, Settings, stage_of_mount
 from agent_runtime.recording.build_steps import BuildEntry
 from agent_runtime.recording.layers import LayerTooLarge
 from agent_runtime.sandboxes.base import (
     CommandResult,
-    Fence,
     FileError,
     ImageSource,
-    SandboxFailure,
     SandboxProvider,
     SetupFailed,
     StoredLayer,
-    Workspace,
     WorkspaceLimit,
     WorkspaceSpec,
 )
 from agent_runtime.sandboxes.images.files import this_architecture
-from agent_runtime.sandboxes.prepare import end_of_output
+from agent_runtime.sandboxes.prepare import failed_command
 from rollout_api.files import Dockerfile
 from rollout_api.sandbox import NetworkAccess
 from rollout_api.services import HealthCheck
@@ -68,26 +48,8 @@ from rollout_api.services import HealthCheck
 DOCKER_CHECK_SECONDS, DOCKER_CHECK_TRIES = 30.0, 3
 LAYER_BYTES = 64 << 30
 """Limit of one layer, which stops a step that fills the disk before it fills the storage."""
-# Files that tell one state of a tag from another, where the image's digest is unknown.
-_IDENTIFYING = ("/etc/os-release", "/etc/passwd", "/var/lib/dpkg/status", "/lib/apk/db/installed")
-_IDENTIFYING_BYTES = 64 << 20
-_PROBE = "/tmp/.probe"
 # A shorter line of a secret, such as a brace, occurs in ordinary output.
 _HIDDEN_LINE = 8
-UNSUPPORTED = "DockerfileUnsupported"
-
-
-@dataclass(frozen=True)
-class Base:
-    """Facts about a base image, from a workspace of it."""
-
-    identity: str
-    env: Mapping[str, str]
-    working_dir: str
-    user: str | None
-    """The image's own user, as uid:gid; None for root."""
-    has_one_user: bool
-    """Whether all files belong to the workspace's root, as without root on a laptop."""
 
 
 @dataclass(frozen=True)
@@ -97,50 +59,6 @@ class Made:
     image: str
     layers: tuple[StoredLayer, ...]
     settings: Settings
-
-
-@dataclass(frozen=True)
-class Keyed:
-    """A step and its key."""
-
-    key: str
-    step: Step
-    stage: int
-
-
-@dataclass(frozen=True)
-class StageChain:
-    """The steps of a stage and of the stages below it, from the image up."""
-
-    image: str
-    base: Base
-    steps: tuple[Keyed, ...]
-    settings: Settings
-
-    @property
-    def key(self) -> str:
-        return self.steps[-1].key if self.steps else _digest("image", self.image, self.base.identity)
-
-
-def _digest(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-class Recipe:
-    """One task's Dockerfile, parsed."""
-
-    def __init__(self, dockerfile: Dockerfile, arguments: Mapping[str, str]) -> None:
-        self.parsed: Parsed = parse(dockerfile.text)
-        self.arguments = {**arguments, **dockerfile.args}
-        files = {
-            posixpath.normpath(file.path): File(file.data(), mode_of(file.mode), file.link)
-            for file in dockerfile.context
-        }
-        ignored = files.get("Dockerfile.dockerignore") or files.get(".dockerignore")
-        text = ignored.data.decode(errors="replace") if ignored is not None else ""
-        self.context = Context.of(files, Ignore.parse(text))
-        self.seconds = float(dockerfile.seconds)
-        self.chains: dict[int, StageChain] = {}
 
 
 @dataclass(frozen=True)
@@ -162,8 +80,10 @@ class Builder:
 
     def __init__(self, provider: SandboxProvider, cache: BuildCache, options: BuildOptions) -> None:
         self._provider, self._cache, self._options = provider, cache, options
-        self._machine = this_architecture()
-        self._bases: dict[str, asyncio.Task[Base]] = {}
+        machine = this_architecture()
+        self._workspaces = BuildWorkspaces(provider, options.label, machine)
+        self._keys = Keys(self._base, options.image_of, machine)
+        self._bases: dict[str | None, asyncio.Task[Base]] = {}
         # By key and time limit: a task does not share the failure of another one whose limit is shorter.
         self._steps: dict[tuple[str, float], asyncio.Task[BuildEntry]] = {}
         # By group: its Dockerfiles and the stages that were made of them. Each attempt asks again.
@@ -245,7 +165,7 @@ class Builder:
             raise SetupFailed(f"Dockerfile: {failed}") from failed
 
     async def _made(self, recipe: Recipe, number: int, spec: WorkspaceSpec) -> Made:
-        chain = await self._chain(recipe, number, spec)
+        chain = await self._keys.chain(recipe, number, spec)
         stored = await asyncio.gather(*(self._find(keyed.key, recipe.seconds) for keyed in chain.steps))
         layers: list[StoredLayer] = []
         for position, (keyed, entry) in enumerate(zip(chain.steps, stored, strict=True)):
@@ -277,130 +197,9 @@ class Builder:
         # A cancelled rollout must not end the work that others wait for.
         return await asyncio.shield(task)
 
-    # Keys
-
-    async def _chain(self, recipe: Recipe, number: int, spec: WorkspaceSpec) -> StageChain:
-        """Return the keyed steps of a stage. Raises PlanFailed, SandboxFailure."""
-        if number in recipe.chains:
-            return recipe.chains[number]
-        below = bases(recipe.parsed, recipe.arguments, self._machine)[number]
-        if isinstance(below, int):
-            start = await self._chain(recipe, below, spec)
-            image, base, steps, settings = start.image, start.base, list(start.steps), start.settings
-        else:
-            image = self._options.image_of(below)
-            base = await self._base(image, spec)
-            steps, settings = [], Settings(env=base.env, working_dir=base.working_dir)
-        parsed = _with_triggers(recipe.parsed, number, settings)
-        plan: StagePlan = plan_stage(parsed, number, settings, recipe.arguments, self._machine)
-        key = StageChain(image, base, tuple(steps), settings).key
-        for step in plan.steps:
-            key = await self._key(key, step, recipe, number, spec)
-            steps.append(Keyed(key, step, number))
-        found = recipe.chains[number] = StageChain(image, base, tuple(steps), plan.settings)
-        return found
-
-    async def _key(self, below: str, step: Step, recipe: Recipe, stage: int, spec: WorkspaceSpec) -> str:
-        described = dataclasses.asdict(step)
-        for field in ("line", "text"):
-            del described[field]
-        inputs: list[str] = []
-        if isinstance(step, CopyStep):
-            described["inline"] = [[name, hashlib.sha256(data).hexdigest()] for name, data in step.inline]
-            inputs = [await self._source_key(step.source, step.sources, recipe, step.line, spec)]
-        elif isinstance(step, RunStep):
-            for mount in step.mounts:
-                if mount.type == "bind":
-                    source = stage_of_mount(recipe.parsed, stage, mount)
-                    inputs.append(await self._source_key(source, (mount.source or "/",), recipe, step.line, spec))
-            described["network"] = spec.network.get("setup", "None") if step.has_network else "None"
-        return _digest(type(step).__name__, below, described, inputs)
-
-    async def _source_key(
-        self, source: int | str | None, paths: Sequence[str], recipe: Recipe, line: int, spec: WorkspaceSpec
-    ) -> str:
-        if isinstance(source, int):
-            return (await self._chain(recipe, source, spec)).key
-        if source is not None:
-            image = self._options.image_of(source)
-            return _digest("image", image, (await self._base(image, spec)).identity)
-        digest = hashlib.sha256()
-        for path in paths:
-            for found, real in self._in_context(recipe.context, path, line):
-                for name, file in recipe.context.tree(real):
-                    content = "" if file is None else f"{file.mode:o} {hashlib.sha256(file.data).hexdigest()}"
-                    linked = [] if file is None or file.link is None else [file.link]
-                    digest.update(json.dumps([path, found, name, content, *linked]).encode())
-        return digest.hexdigest()
-
-    def _in_context(self, context: Context, path: str, line: int) -> list[tuple[str, str]]:
-        try:
-            return context.found(path)
-        except CopyProblem as problem:
-            raise SetupFailed(f"Dockerfile, line {line}: {problem}") from problem
-
-    async def _base(self, image: str, spec: WorkspaceSpec) -> Base:
-        base: Base = await self._once(self._bases, image, partial(self._read_base, image, spec))
+    async def _base(self, image: str | None, spec: WorkspaceSpec) -> Base:
+        base: Base = await self._once(self._bases, image, partial(self._workspaces.read_base, image, spec))
         return base
-
-    async def _read_base(self, image: str, spec: WorkspaceSpec) -> Base:
-        async with self._workspace(image, (), spec, "base", user=None) as workspace:
-            digest = workspace.description.get("imageDigest")
-            identity = str(digest or "")
-            for path in () if digest else _IDENTIFYING:
-                with contextlib.suppress(FileError):
-                    content = await workspace.read(path, limit=_IDENTIFYING_BYTES)
-                    identity += f" {hashlib.sha256(content).hexdigest()}"
-            uid, gid = await _user_of(workspace)
-            has_one_user = False
-            try:
-                await workspace.write(_PROBE, b"", key="1:owner", replace=True, owner="1:1")
-            except FileError:
-                has_one_user = True
-            told = await workspace.run(["/usr/bin/env", "-0"], key="1:env", deadline_seconds=60, env={})
-            found = (entry.partition("=") for entry in told.stdout.decode(errors="replace").split("\0") if entry)
-            env = {
-                name: value for name, _, value in found if name not in ("HOME", "PWD", "SHLVL", "_", "USER", "LOGNAME")
-            }
-            user = f"{uid}:{gid}" if (uid, gid) != (0, 0) else None
-            # Layers of another machine, or without owners, would be wrong here.
-            identity += f" {self._machine}" + (" one-user" if has_one_user else "")
-            return Base(identity, env, workspace.working_dir, user, has_one_user)
-
-    # Workspaces
-
-    @contextlib.asynccontextmanager
-    async def _workspace(
-        self, image: str, layers: tuple[StoredLayer, ...], spec: WorkspaceSpec, name: str, user: str | None = ROOT
-    ) -> AsyncIterator[Workspace]:
-        """A workspace of an image with these layers, and without the task's limits and settings."""
-        token = secrets.token_hex(6)
-        group = f"{self._options.label}-{token}"
-        wanted = WorkspaceSpec(
-            group=group,
-            working_dir="/",
-            image=image,
-            layers=layers,
-            user=user,
-            # Of the same kind as the task's own workspace, so that both can be in one sandbox of a cluster.
-            resources=spec.resources,
-            network=spec.network,
-            is_limited=False,
-            start_seconds=spec.start_seconds,
-            working_dir_of_image=True,
-        )
-        workspace = await self._provider.acquire(wanted, attempt=group, fence=Fence(1, token), name=name)
-        try:
-            if workspace.description.get("mode") == "Plain":
-                raise SandboxFailure(
-                    UNSUPPORTED,
-                    "a Dockerfile is built in layers, which needs workspaces in Overlay mode, and here they are Plain: "
-                    f"{workspace.description.get('modeReason') or 'sandbox.workspaces.mode is Plain'}",
-                )
-            yield workspace
-        finally:
-            await workspace.release()
-            await self._provider.forget_group(group)
 
     async def _make(
         self,
@@ -421,7 +220,7 @@ class Builder:
             with contextlib.ExitStack() as stack:
                 # Before this step has a place: with few places, two builds could wait for each other's.
                 taken = await self._inputs(recipe, keyed, spec, stack)
-                async with self._workspace(chain.image, layers, spec, "build") as workspace:
+                async with self._workspaces.bare(chain.image, layers, spec, "build") as workspace:
                     hands = StepFiles(workspace, chain.base.has_one_user)
                     await hands.make_folders(step.folders, chain.base.user)
                     if isinstance(step, RunStep):
@@ -476,7 +275,7 @@ class Builder:
             return [
                 _from_context(recipe.context, found, real)
                 for path in paths
-                for found, real in self._in_context(recipe.context, path, line)
+                for found, real in in_context(recipe.context, path, line)
             ]
         if not paths:
             return []
@@ -485,7 +284,7 @@ class Builder:
             image, layers = made.image, made.layers
         else:
             image, layers = self._options.image_of(source), ()
-        async with self._workspace(image, layers, spec, "source") as workspace:
+        async with self._workspaces.bare(image, layers, spec, "source") as workspace:
             hands = StepFiles(workspace, has_one_user=False)
             return [
                 await hands.take(path, stack, name) for written in paths for name, path in await hands.found(written)
@@ -530,7 +329,8 @@ class Builder:
             user=step.user or default_user,
         )
         if not result.ok:
-            raise SetupFailed(_failed(where, _without(self._options.secrets.values(), result), recipe.seconds))
+            shown = _without(self._options.secrets.values(), result)
+            raise SetupFailed(failed_command(where, shown, seconds=recipe.seconds, limit="the task's build time limit"))
         await workspace.kill_all(key="3:end")
         if step.script is not None:
             await workspace.remove(SCRIPT, key="4:script", owner=ROOT)
@@ -572,32 +372,6 @@ def _health_check(settings: Settings) -> HealthCheck | None:
     )
 
 
-def _with_triggers(parsed: Parsed, number: int, start: Settings) -> Parsed:
-    """Return the Dockerfile with the ONBUILD instructions of a stage's base at its beginning."""
-    if not start.on_build:
-        return parsed
-    text = "\n".join(["FROM base", *(trigger.instruction for trigger in start.on_build)])
-    line = parsed.stages[number].start.line
-    triggers = tuple(dataclasses.replace(instruction, line=line) for instruction in parse(text).stages[0].instructions)
-    stage = parsed.stages[number]
-    stages = list(parsed.stages)
-    stages[number] = dataclasses.replace(stage, instructions=(*triggers, *stage.instructions))
-    return dataclasses.replace(parsed, stages=tuple(stages))
-
-
-def _failed(where: str, result: CommandResult, seconds: float) -> str:
-    if result.cause == "Deadline":
-        end = f"was still running after {seconds:g} s; make it faster, or raise the task's build time limit"
-    elif result.start_error is not None:
-        end = f"cannot be started: {result.start_error}"
-    elif result.exit_code is not None:
-        end = f"ended with exit code {result.exit_code}, expected 0"
-    else:
-        end = f"was ended by {result.cause or f'signal {result.signal}'}"
-    lines = end_of_output(result)
-    return f"{where} {end}" + (f"\n{lines}" if lines else "")
-
-
 def _without(secret_values: Iterable[bytes], result: CommandResult) -> CommandResult:
     """Return a result in whose output each secret, and each longer line of one, is replaced by `***`."""
     hidden = {value.strip() for value in secret_values} | {
@@ -608,16 +382,6 @@ def _without(secret_values: Iterable[bytes], result: CommandResult) -> CommandRe
     for text in sorted(hidden - {b""}, key=len, reverse=True):
         stdout, stderr = stdout.replace(text, b"***"), stderr.replace(text, b"***")
     return dataclasses.replace(result, stdout=stdout, stderr=stderr)
-
-
-async def _user_of(workspace: Workspace) -> tuple[int, int]:
-    """Return uid and gid of the workspace's user, without a program of the image."""
-    await workspace.write(_PROBE, b"", key="1:user", replace=True)
-    content = b"".join([chunk async for chunk in workspace.tar(_PROBE)])
-    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-        member = tar.next()
-    assert member is not None  # the file was written above
-    return member.uid, member.gid
 
 
 def _from_context(context: Context, name: str, path: str) -> Taken:

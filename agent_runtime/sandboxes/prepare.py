@@ -79,7 +79,9 @@ async def prepare(workspace: Workspace, spec: WorkspaceSpec) -> None:
             result = await workspace.run(command, key=f"{LIFECYCLE_TURN}:setup-{number}", deadline_seconds=left)
             left -= result.seconds
             if not result.ok and not (number and result.cause == "Deadline"):
-                raise SetupFailed(_failed_command(number, command, result, spec))
+                what = f"setup command {number + 1} of {len(spec.setup)}"
+                seconds, limit = spec.setup_seconds, "timeouts.setupSeconds"
+                raise SetupFailed(failed_command(what, result, seconds=seconds, limit=limit, command=command))
             if (left <= 0 and number + 1 < len(spec.setup)) or result.cause == "Deadline":
                 raise SetupFailed(
                     f"the {len(spec.setup)} setup commands took more than {spec.setup_seconds:g} s in all; "
@@ -262,19 +264,25 @@ async def _empty_tar() -> AsyncIterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def end_of_output(result: CommandResult) -> str:
-    """Return the last lines of a failed command's output, for its message."""
-    output = (result.stdout + result.stderr).decode(errors="replace").strip()
-    return "\n".join(output.splitlines()[-LAST_LINES:])[-LAST_CHARACTERS:]
+def failed_command(what: str, result: CommandResult, *, seconds: float, limit: str, command: str | None = None) -> str:
+    """Return the message of a command that failed, with the end of its output.
 
-
-def _failed_command(number: int, command: str, result: CommandResult, spec: WorkspaceSpec) -> str:
+    `limit` is the name of its time limit of `seconds`. `command` is shown after how it ended.
+    """
     if result.cause == "Deadline":
-        end = f"was still running after {spec.setup_seconds:g} s; make it faster or raise timeouts.setupSeconds"
+        end = f"was still running after {seconds:g} s; make it faster, or raise {limit}"
+    elif result.start_error is not None:
+        end = f"cannot be started: {result.start_error}"
     elif result.exit_code is not None:
         end = f"ended with exit code {result.exit_code}, expected 0"
     else:
         end = f"was ended by {result.cause or f'signal {result.signal}'}"
-    lines = end_of_output(result)
-    told = command if len(command) <= COMMAND_CHARACTERS else f"{command[:COMMAND_CHARACTERS]}…"
-    return f"setup command {number + 1} of {len(spec.setup)} {end}: {told!r}" + (f"\n{lines}" if lines else "")
+    shown = "" if command is None else f": {shortened(command)!r}"
+    output = (result.stdout + result.stderr).decode(errors="replace").strip()
+    lines = "\n".join(output.splitlines()[-LAST_LINES:])[-LAST_CHARACTERS:]
+    return f"{what} {end}{shown}" + (f"\n{lines}" if lines else "")
+
+
+def shortened(command: str) -> str:
+    """Return the beginning of a long command."""
+    return command if len(command) <= COMMAND_CHARACTERS else f"{command[:COMMAND_CHARACTERS]}…"
