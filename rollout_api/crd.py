@@ -208,6 +208,13 @@ RULES: dict[str, list[Schema]] = {
         *_immutable_but(SandboxSpec, "drain", what="Sandbox"),
         {"rule": "self.drain || !oldSelf.drain", "message": "cannot be undone", "fieldPath": ".drain"},
     ],
+    "SandboxTemplate": [
+        {
+            "rule": "!has(self.storeSetup) || !self.storeSetup || self.workspaces.mode != 'Plain'",
+            "message": "storeSetup needs workspaces in Overlay; leave it out for workspaces.mode Plain",
+            "fieldPath": ".storeSetup",
+        }
+    ],
     "Tasks": [_exactly_one(*TASK_SOURCES)],
     "ModelSpec": [
         _exactly_one(*MODEL_SOURCES),

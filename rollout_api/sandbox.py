@@ -178,6 +178,10 @@ class SandboxTemplate(SandboxBase):
 
     provider: Provider = Provider.LOCAL
     """What creates sandboxes when the job runs outside a cluster."""
+    store_setup: bool = False
+    """Store what files and setup of a task change as a layer in the output. Every later workspace, runner and job with
+    the same image, files and setup starts from it. Not in `Plain`; not for tasks with services.
+    """
     snapshot_every_turns: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Store a snapshot of the workspace every this many turns, for `tasks.branch` to start from; none when left out."""
     snapshot_paths: Annotated[list[AbsolutePath], Field(max_length=64)] = []
@@ -190,6 +194,15 @@ class SandboxTemplate(SandboxBase):
     """Settings of the kodo package, for provider `Kodo`."""
     pool: PoolChoice = "Auto"
     """On a cluster: `Auto` uses a SandboxPool of the namespace where one fits, `None` none; or the name of one."""
+
+    @model_validator(mode="after")
+    def _stores_layers_in_overlay(self) -> Self:
+        if self.store_setup and self.workspaces.mode is WorkspaceMode.PLAIN:
+            raise ValueError(
+                "storeSetup keeps a layer, which needs workspaces in Overlay, but workspaces.mode is Plain; leave "
+                "storeSetup out, or set workspaces.mode to Auto or Overlay"
+            )
+        return self
 
 
 class SandboxOverrides(ApiModel):

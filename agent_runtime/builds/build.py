@@ -1,4 +1,4 @@
-"""Builds the stages of Dockerfiles as layers over their base images, in workspaces of a provider.
+"""Builds the stages of Dockerfiles, and the setup of tasks, as layers over base images, in workspaces of a provider.
 
 Each step is made in a new workspace with the layers below it. The workspace's changes are stored as a layer, under a key of
 everything that the step depends on. A step whose key is stored is not made again; a stage is built only if a step that is
@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from agent_runtime.builds.cache import BuildCache
-from agent_runtime.builds.keys import Base, Keyed, Keys, Recipe, StageChain, in_context
+from agent_runtime.builds.keys import Base, Keyed, Keys, Recipe, StageChain, digest, image_key, in_context, setup_key
 from agent_runtime.builds.step_files import ROOT, StepFiles
 from agent_runtime.builds.trees import Context, CopyProblem, File, Taken, context_tar
 from agent_runtime.builds.workspaces import BuildWorkspaces
@@ -39,7 +39,7 @@ from agent_runtime.sandboxes.base import (
     WorkspaceSpec,
 )
 from agent_runtime.sandboxes.images.files import this_architecture
-from agent_runtime.sandboxes.prepare import failed_command
+from agent_runtime.sandboxes.prepare import failed_command, prepared_id, setup_text
 from rollout_api.files import Dockerfile
 from rollout_api.sandbox import NetworkAccess
 from rollout_api.services import HealthCheck
@@ -59,6 +59,10 @@ class Made:
     image: str
     layers: tuple[StoredLayer, ...]
     settings: Settings
+    key: str
+    """Key of the uppermost step."""
+    dockerfile: Dockerfile
+    """Kept, so that no other one gets its id."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +88,21 @@ class Builder:
         self._workspaces = BuildWorkspaces(provider, options.label, machine)
         self._keys = Keys(self._base, options.image_of, machine)
         self._bases: dict[str | None, asyncio.Task[Base]] = {}
-        # By key and time limit: a task does not share the failure of another one whose limit is shorter.
-        self._steps: dict[tuple[str, float], asyncio.Task[BuildEntry]] = {}
-        # By group: its Dockerfiles and the stages that were made of them. Each attempt asks again.
-        self._groups: dict[str, dict[tuple[int, int], tuple[Dockerfile, asyncio.Task[Made]]]] = {}
+        # By key and limits: a task does not share the failure of another one whose limits are lower.
+        self._steps: dict[tuple[str, object], asyncio.Task[BuildEntry]] = {}
+        # By group: what was made of its Dockerfiles and setup. Each attempt asks again.
+        self._groups: dict[str, dict[object, asyncio.Task[Any]]] = {}
 
     async def completed(self, spec: WorkspaceSpec) -> WorkspaceSpec:
         """Return the specification with image, layers and settings of its Dockerfile, which is built if necessary.
 
-        Raises SetupFailed with the failing instruction, SandboxFailure, StorageError.
+        With `stores_setup`, a layer replaces files and setup. Raises SetupFailed with the failing instruction or command,
+        SandboxFailure, StorageError.
         """
         if spec.services:
             own, *workspaces = await asyncio.gather(
-                self.completed(dataclasses.replace(spec, services=())),
+                # With services, a prepared state also has their names and volumes, which a layer of the setup would lack.
+                self.completed(dataclasses.replace(spec, services=(), stores_setup=False)),
                 *(self.completed(service.workspace) for service in spec.services),
             )
             services = [
@@ -104,18 +110,18 @@ class Builder:
                 for service, workspace in zip(spec.services, workspaces, strict=True)
             ]
             return dataclasses.replace(own, services=services)
-        if spec.dockerfile is None:
-            return spec
-        known = self._groups.setdefault(spec.group, {})
+        known, below = self._groups.setdefault(spec.group, {}), None
         # A lost layer is found when it is loaded; then all are looked up again.
-        key = id(spec.dockerfile), self._cache.losses
-        dockerfile, task = known.get(key, (spec.dockerfile, None))
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = asyncio.create_task(self._finished(dockerfile, spec))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            known[key] = dockerfile, task
-        # A cancelled rollout must not end the work that others wait for.
-        return completed_spec(spec, await asyncio.shield(task))
+        losses = self._cache.losses
+        if spec.dockerfile is not None:
+            make = partial(self._finished, spec.dockerfile, spec)
+            made: Made = await self._once(known, (id(spec.dockerfile), losses), make)
+            spec, below = completed_spec(spec, made), made.key
+        # A start state replaces files and setup, and snapshots contain them.
+        if spec.stores_setup and spec.start is None and (spec.files or spec.setup):
+            layer = await self._once(known, (prepared_id(spec), losses), partial(self._set_up, spec, below))
+            spec = dataclasses.replace(spec, layers=[*spec.layers, layer], files=(), setup=())
+        return spec
 
     async def _within(self, own: WorkspaceSpec, service: str, workspace: WorkspaceSpec) -> WorkspaceSpec:
         """Return a service's workspace for the sandbox of the task, whatever image that has. Raises SandboxFailure."""
@@ -140,13 +146,13 @@ class Builder:
         )
 
     def forget_group(self, group: str) -> None:
-        """Forget the Dockerfiles of a group, which needs no further workspace."""
+        """Forget Dockerfiles and setup of a group, which needs no further workspace."""
         self._groups.pop(group, None)
 
     async def close(self) -> None:
         """End all builds; what they have stored stays."""
-        finishing = [task for known in self._groups.values() for _, task in known.values()]
-        tasks: list[asyncio.Task[Any]] = [*finishing, *self._steps.values(), *self._bases.values()]
+        of_groups = [task for known in self._groups.values() for task in known.values()]
+        tasks: list[asyncio.Task[Any]] = [*of_groups, *self._steps.values(), *self._bases.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -176,16 +182,50 @@ class Builder:
                 make = partial(self._make, recipe, chain, keyed, below, tuple(layers), spec)
                 entry = await self._once(self._steps, (keyed.key, recipe.seconds), make)
             layers.append(self._cache.stored(keyed.key, entry))
-        return Made(chain.image, tuple(layers), chain.settings)
+        return Made(chain.image, tuple(layers), chain.settings, chain.key, recipe.dockerfile)
 
-    async def _find(self, key: str, seconds: float) -> BuildEntry | None:
-        task = self._steps.get((key, seconds))
+    async def _set_up(self, spec: WorkspaceSpec, below: str | None) -> StoredLayer:
+        """Return the layer of a task's files and setup; `below` is the key of its Dockerfile's last step."""
+        base = await self._base(spec.image, spec)
+        key = setup_key(spec, below or image_key(spec.image, base), base)
+        limits = digest(spec.setup_seconds, spec.resources.wire())
+        entry = await self._find(key, limits)
+        if entry is not None:
+            self._options.on_step(entry, True)
+        else:
+            entry = await self._once(self._steps, (key, limits), partial(self._make_setup, spec, key, below, limits))
+        return self._cache.stored(key, entry)
+
+    async def _make_setup(self, spec: WorkspaceSpec, key: str, below: str | None, limits: str) -> BuildEntry:
+        """Prepare a workspace of the task and store what that changed. Raises SetupFailed, SandboxFailure, StorageError."""
+        began = time.time()
+        async with self._workspaces.prepared(spec, digest(key, limits)) as workspace:
+            prepared = (await workspace.layers())[0]
+            try:
+                entry = await self._cache.record(
+                    key,
+                    workspace.snapshot(prepared),
+                    LAYER_BYTES,
+                    step=setup_text(spec),
+                    below=below,
+                    image=spec.image or "",
+                    began=began,
+                )
+            except (FileError, WorkspaceLimit, LayerTooLarge) as error:
+                raise SetupFailed(
+                    f"what files and setup of the task change cannot be stored: {error}; leave out sandbox.storeSetup"
+                ) from error
+        self._options.on_step(entry, False)
+        return entry
+
+    async def _find(self, key: str, limits: object) -> BuildEntry | None:
+        task = self._steps.get((key, limits))
         if task is not None and not task.done():
             return None
         entry = await self._cache.find(key)
-        if entry is None and self._steps.get((key, seconds)) is task:
+        if entry is None and self._steps.get((key, limits)) is task:
             # This process made it, and it was lost since.
-            self._steps.pop((key, seconds), None)
+            self._steps.pop((key, limits), None)
         return entry
 
     async def _once(self, tasks: dict[Any, asyncio.Task[Any]], key: object, make: Callable[[], Any]) -> Any:

@@ -25,6 +25,7 @@ from agent_runtime.dockerfiles.plan import (
     stage_of_mount,
 )
 from agent_runtime.sandboxes.base import SetupFailed, WorkspaceSpec
+from agent_runtime.sandboxes.prepare import preparation
 from rollout_api.files import Dockerfile
 
 
@@ -74,10 +75,17 @@ def image_key(image: str | None, base: Base) -> str:
     return digest("image", image, base.identity)
 
 
+def setup_key(spec: WorkspaceSpec, below: str, base: Base) -> str:
+    """Return the key of a task's files and setup over the step, or the image, with the key `below`."""
+    of_image = [base.env, base.user, base.working_dir if spec.working_dir_of_image else None]
+    return digest("setup", below, preparation(spec), of_image)
+
+
 class Recipe:
     """One task's Dockerfile, parsed."""
 
     def __init__(self, dockerfile: Dockerfile, arguments: Mapping[str, str]) -> None:
+        self.dockerfile = dockerfile
         self.parsed: Parsed = parse(dockerfile.text)
         self.arguments = {**arguments, **dockerfile.args}
         files = {

@@ -1,7 +1,8 @@
-"""A provider whose workspaces may start from a Dockerfile, which is built first."""
+"""A provider whose workspaces may start from a Dockerfile or a stored setup, which is built first."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ MOST_LOSSES: Final = 64
 
 
 class BuildingProvider:
-    """Implements SandboxProvider: completes each specification by its Dockerfile and forwards everything else."""
+    """Implements SandboxProvider: completes each specification by its Dockerfile and stored setup; forwards all else."""
 
     def __init__(self, provider: SandboxProvider, builder: Builder) -> None:
         self._provider, self._builder = provider, builder
@@ -37,7 +38,9 @@ class BuildingProvider:
                     raise
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> Workspace:
-        return await self._provider.reattach(handle, spec=await self._builder.completed(spec), fence=fence)
+        # It has its files already, so no setup needs to be found or made.
+        completed = await self._builder.completed(dataclasses.replace(spec, stores_setup=False))
+        return await self._provider.reattach(handle, spec=completed, fence=fence)
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
         await self._provider.sweep(unwanted)

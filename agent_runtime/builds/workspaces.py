@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import secrets
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from agent_runtime.builds.keys import Base
 from agent_runtime.builds.step_files import ROOT
@@ -25,7 +27,6 @@ from agent_runtime.sandboxes.base import (
 _IDENTIFYING = ("/etc/os-release", "/etc/passwd", "/var/lib/dpkg/status", "/lib/apk/db/installed")
 _IDENTIFYING_BYTES = 64 << 20
 _PROBE = "/tmp/.probe"
-UNSUPPORTED = "DockerfileUnsupported"
 
 
 class BuildWorkspaces:
@@ -62,23 +63,31 @@ class BuildWorkspaces:
         )
         async with self._acquired(wanted, name) as workspace:
             if workspace.description.get("mode") == "Plain":
-                raise SandboxFailure(
-                    UNSUPPORTED,
-                    "a Dockerfile is built in layers, which needs workspaces in Overlay mode, and here they are Plain: "
-                    f"{workspace.description.get('modeReason') or 'sandbox.workspaces.mode is Plain'}",
-                )
+                raise _unsupported(spec, workspace.description)
+            yield workspace
+
+    @contextlib.asynccontextmanager
+    async def prepared(self, spec: WorkspaceSpec, name: str) -> AsyncIterator[Workspace]:
+        """A workspace in a task's prepared state. Its group has the `name`, so that after a crash the next builder
+        continues the preparation.
+        """
+        wanted = dataclasses.replace(spec, group=f"{self._label}-{name[:12]}", stores_setup=False, alone=False)
+        async with self._acquired(wanted, "setup") as workspace:
             yield workspace
 
     @contextlib.asynccontextmanager
     async def _acquired(self, wanted: WorkspaceSpec, name: str) -> AsyncIterator[Workspace]:
         token = secrets.token_hex(6)
-        workspace = await self._provider.acquire(
-            wanted, attempt=f"{self._label}-{token}", fence=Fence(1, token), name=name
-        )
         try:
-            yield workspace
+            workspace = await self._provider.acquire(
+                wanted, attempt=f"{self._label}-{token}", fence=Fence(1, token), name=name
+            )
+            try:
+                yield workspace
+            finally:
+                await workspace.release()
         finally:
-            await workspace.release()
+            # Also if its setup failed: otherwise its sandbox waits for further workspaces of the group.
             await self._provider.forget_group(wanted.group)
 
     async def read_base(self, image: str | None, spec: WorkspaceSpec) -> Base:
@@ -105,6 +114,17 @@ class BuildWorkspaces:
             # Layers of another machine, or without owners, would be wrong here.
             identity += f" {self._machine}" + (" one-user" if has_one_user else "")
             return Base(identity, env, workspace.working_dir, user, has_one_user)
+
+
+def _unsupported(spec: WorkspaceSpec, description: Mapping[str, Any]) -> SandboxFailure:
+    """Return the failure of a task that needs layers, in a sandbox in `Plain`."""
+    reason = description.get("modeReason") or "sandbox.workspaces.mode is Plain"
+    needed = f"needs workspaces in Overlay mode, and here they are Plain: {reason}"
+    if spec.dockerfile is not None:
+        return SandboxFailure("DockerfileUnsupported", f"a Dockerfile is built in layers, which {needed}")
+    return SandboxFailure(
+        "StoreSetupUnsupported", f"sandbox.storeSetup keeps a layer, which {needed}; leave out sandbox.storeSetup"
+    )
 
 
 async def _user_of(workspace: Workspace) -> tuple[int, int]:

@@ -108,6 +108,7 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
         files=task.files,
         setup=[*task.setup, *(program.install if program else ())],
         setup_seconds=task.timeouts.setup_seconds,
+        stores_setup=sandbox.store_setup,
         start_seconds=sandbox.start_seconds,
         snapshot_paths=sandbox.snapshot_paths,
         working_dir_of_image=sandbox.working_dir is None,

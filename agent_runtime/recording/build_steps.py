@@ -1,7 +1,7 @@
 """Results of build steps in object storage: `builds/KEY.json` next to the runs, each naming a layer (layers.py).
 
-A key is a digest of everything that a step depends on, the step below it included. So equal steps of different tasks and
-jobs share one layer.
+A step is an instruction of a Dockerfile, or the setup of a task. A key is a digest of everything that a step depends on,
+the step below it included. So equal steps of different tasks and jobs share one layer.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class BuildEntry(ApiModel):
 
     layer: Layer
     step: str
-    """The instruction."""
+    """The instruction, or `setup:` with the commands of a task's setup."""
     below: str | None = None
     """Key of the step below."""
     image: str
-    """The image at the bottom."""
+    """The image at the bottom; empty for a machine's own root."""
     seconds: float
     """How long it took."""
     created: float

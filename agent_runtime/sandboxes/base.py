@@ -177,6 +177,8 @@ class WorkspaceSpec:
     files: Sequence[TaskFile] = ()
     setup: Sequence[str] = ()
     setup_seconds: float = 600
+    stores_setup: bool = False
+    """Whether a layer of what files and setup change is stored and used. Only in `Overlay`."""
     start_seconds: float = 600
     snapshot_paths: Sequence[str] = ()
     """Folders that snapshots in `Plain` include besides the working directory."""

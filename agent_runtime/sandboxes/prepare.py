@@ -41,22 +41,29 @@ PREPARED = "prepared-"
 
 def prepared_id(spec: WorkspaceSpec) -> str:
     """Return the name of the state that a spec describes: equal only for equal specs of one group and tenant."""
-    described: Mapping[str, Any] = {
+    described = {
+        **preparation(spec),
         "group": spec.group,
         "image": spec.image,
         "layers": [layer.digest for layer in spec.layers],
         "bare": spec.is_bare,
-        "workingDir": spec.working_dir,
-        "user": spec.user,
-        "env": dict(spec.env),
         "resources": spec.resources.wire() if spec.is_limited else None,
-        "network": spec.network.get("setup", "None"),
-        "files": [file.wire() for file in spec.files],
-        "setup": list(spec.setup),
         "start": None if spec.start is None else spec.start.name,
     }
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
     return f"{spec.tenant}{PREPARED}{digest[:32]}"
+
+
+def preparation(spec: WorkspaceSpec) -> Mapping[str, Any]:
+    """Return everything in a spec that decides what `prepare` changes in a given root, unless a limit stops it."""
+    return {
+        "workingDir": spec.working_dir,
+        "user": spec.user,
+        "env": dict(spec.env),
+        "network": spec.network.get("setup", "None"),
+        "files": [file.wire() for file in spec.files],
+        "setup": list(spec.setup),
+    }
 
 
 async def prepare(workspace: Workspace, spec: WorkspaceSpec) -> None:
@@ -281,6 +288,12 @@ def failed_command(what: str, result: CommandResult, *, seconds: float, limit: s
     output = (result.stdout + result.stderr).decode(errors="replace").strip()
     lines = "\n".join(output.splitlines()[-LAST_LINES:])[-LAST_CHARACTERS:]
     return f"{what} {end}{shown}" + (f"\n{lines}" if lines else "")
+
+
+def setup_text(spec: WorkspaceSpec) -> str:
+    """Return files and setup of a spec as one line, for people."""
+    files = f"{len(spec.files)} files; " if spec.files else ""
+    return shortened(f"setup: {files}{' '.join('; '.join(spec.setup).split())}".rstrip("; "))
 
 
 def shortened(command: str) -> str:

@@ -75,5 +75,13 @@ def with_new_services(names: Sequence[str]) -> list[TaskProblem]:
     return [TaskProblem("spec.verifier.mode", None, message)]
 
 
+def with_unstored_setup(names: Sequence[str]) -> list[TaskProblem]:
+    """Return a warning that names the tasks whose setup is not stored; empty if there are none."""
+    if not names:
+        return []
+    message = f"the setup of tasks with services is not stored, and runs in each sandbox: {_shown(names)}"
+    return [TaskProblem("spec.sandbox.storeSetup", None, message)]
+
+
 def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + (", …" if len(names) > NAMES_SHOWN else "")

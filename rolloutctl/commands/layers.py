@@ -1,4 +1,4 @@
-"""`rolloutctl layers`: the stored steps of Dockerfiles."""
+"""`rolloutctl layers`: the stored steps of Dockerfiles, and stored setups."""
 
 import os
 import time
@@ -19,7 +19,9 @@ from rolloutctl.runs import WhereArgument, open_place
 from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, say
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="List, check and delete the stored steps of Dockerfiles."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, check and delete the stored steps of Dockerfiles, and stored setups.",
 )
 DAY_SECONDS = 24 * 3600.0
 KEY_CHARACTERS = 12
@@ -42,7 +44,7 @@ def _as_json(step: StoredStep) -> dict[str, object]:
     return {"key": step.key, "used": step.used, **step.entry.wire()}
 
 
-COLUMNS = ["key", "size", "took", "last used", "instruction"]
+COLUMNS = ["key", "size", "took", "last used", "step"]
 RIGHT = ["size", "took"]
 
 

@@ -209,6 +209,10 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         ),
         "model.server.toolCallParser is missing",
     ),
+    "a stored setup in Plain": (
+        lambda spec: spec["sandbox"].update(storeSetup=True, workspaces={"mode": "Plain"}),
+        "storeSetup needs workspaces in Overlay",
+    ),
     "an unknown network": (lambda spec: spec["sandbox"].update(network={"agent": "All"}), "should match"),
     "an empty allow-list": (lambda spec: spec["sandbox"].update(network={"agent": []}), "at least 1"),
     "an unknown field": (lambda spec: spec.update(groupsize=1), "spec.groupsize: unknown field"),
