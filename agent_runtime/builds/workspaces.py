@@ -58,6 +58,7 @@ class BuildWorkspaces:
             resources=spec.resources,
             network=spec.network,
             is_limited=False,
+            is_single=True,
             start_seconds=spec.start_seconds,
             working_dir_of_image=True,
         )
@@ -71,7 +72,8 @@ class BuildWorkspaces:
         """A workspace in a task's prepared state. Its group has the `name`, so that after a crash the next builder
         continues the preparation.
         """
-        wanted = dataclasses.replace(spec, group=f"{self._label}-{name[:12]}", stores_setup=False, alone=False)
+        group = f"{self._label}-{name[:12]}"
+        wanted = dataclasses.replace(spec, group=group, is_single=True, stores_setup=False, alone=False)
         async with self._acquired(wanted, "setup") as workspace:
             yield workspace
 

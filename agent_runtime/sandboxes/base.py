@@ -186,6 +186,8 @@ class WorkspaceSpec:
     """Brings the workspace into its initial state, instead of files and setup."""
     alone: bool = False
     """The sandbox hosts no workspace of another attempt, so that its loss can be attributed."""
+    is_single: bool = False
+    """Whether no further workspace of its group will be requested, as in a build, so that no place is kept for one."""
     working_dir_of_image: bool = False
     """Whether `working_dir` is only a default, which the image's working folder overrides if the provider can read it.
     """

@@ -82,7 +82,7 @@ class Kind:
     """Each attempt of this kind gets a new sandbox, which hosts no other attempt before or after it."""
     waiting: list[Waiter] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
-    """All groups that ever requested one."""
+    """All groups of rollouts that ever requested one."""
 
 
 class Fleet:
@@ -174,9 +174,10 @@ class Fleet:
                 await held.connected()
                 return held
         self._prepared.setdefault(spec.group, set()).add(prepared)
-        self._asked.setdefault(prepared, set()).add(attempt)
         kind = self._kind(sandbox_spec(self._job, spec), is_alone=spec.alone)
-        kind.groups.add(spec.group)
+        if not spec.is_single:
+            self._asked.setdefault(prepared, set()).add(attempt)
+            kind.groups.add(spec.group)
         self._number += 1
         waiter = Waiter(self._number, identity, prepared, asyncio.get_running_loop().create_future())
         kind.waiting.append(waiter)

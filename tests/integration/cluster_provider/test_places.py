@@ -42,6 +42,17 @@ async def test_workspace_beyond_one_sandbox_goes_to_the_next(opened: Opened, ope
     assert len(operator.api.writes) == 3
 
 
+async def test_build_before_a_group_opens_no_further_sandbox(opened: Opened, operator: StandInOperator) -> None:
+    provider = await opened(rollout_job(places=1, group_size=1))
+    for number in range(2):
+        build = await acquire(provider, f"build0-{number}", group=f"build0-{number}", is_single=True)
+        await build.release()
+        await provider.forget_group(f"build0-{number}")
+    await acquire(provider)
+    await asyncio.sleep(0.5)
+    assert len(operator.api.writes) == 1
+
+
 async def test_empty_sandbox_is_deleted_after_some_time(
     opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

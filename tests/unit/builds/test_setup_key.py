@@ -69,6 +69,7 @@ OTHERS: Mapping[str, Any] = {
     "snapshot_paths": ["/data"],
     "start": Start(),
     "alone": True,
+    "is_single": True,
     "services": (),
     "volumes": {"v": "/v"},
     "entrypoint": ["run"],
