@@ -91,7 +91,7 @@ class _Translation:
             return "0"  # numbers and texts have no common order
         self._values.append(value)
         if field.kind == "list":
-            return f"({'' if op == '==' else 'NOT '}? IN {_items(column)})"
+            return f"({'' if op == '==' else 'NOT '}coalesce(? IN {_items(column)}, 0))"  # of NULL, IN is NULL
         if is_equality:
             return f"({column} {_COMPARISONS[str(op)]} ?)"
         return f"({column} IS NOT NULL AND {column} {op} ?)"

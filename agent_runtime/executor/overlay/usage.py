@@ -10,8 +10,9 @@ import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent_runtime.executor.host import Limits
 from agent_runtime.executor.init.processes import Process, read_entry
@@ -134,10 +135,19 @@ def memory_bytes(
     return anonymous + max(mapped, shared)
 
 
-def hidden_bytes(proc: int, processes: Iterable[Process], memory_device: int) -> tuple[int, int, int]:
-    """Return (memory, disk) of files without a name: memfds, and deleted files that are still open; and the number of
-    open descriptors. It stops at more than MAX_DESCRIPTORS.
+class Hidden(NamedTuple):
+    """What open files without a name hold: memfds, and deleted files; the number of open descriptors; and those files, by
+    device and inode.
     """
+
+    memory_bytes: int
+    disk_bytes: int
+    descriptors: int
+    files: Set[tuple[int, int]]
+
+
+def hidden_bytes(proc: int, processes: Iterable[Process], memory_device: int) -> Hidden:
+    """Measure what these processes have open. It stops at more than MAX_DESCRIPTORS."""
     memory = disk = descriptors = 0
     seen: set[tuple[int, int]] = set()
     for process in processes:
@@ -160,4 +170,73 @@ def hidden_bytes(proc: int, processes: Iterable[Process], memory_device: int) ->
                             disk += info.st_blocks * 512
             finally:
                 os.close(folder)
-    return memory, disk, descriptors
+    return Hidden(memory, disk, descriptors, seen)
+
+
+def shared_mappings(
+    proc: int, processes: Iterable[Process], memory_device: int, before: Mapping[int, int]
+) -> Mapping[int, int] | None:
+    """Return the bytes, by inode, of memory that processes share by a mapping: anonymous, of System V, or of a closed memfd.
+    Pages count that no process has mapped any more: `madvise(MADV_DONTNEED)` removes them from all other figures, but
+    does not free them.
+
+    None if there are some, and this process may not measure them (it needs CAP_SYS_ADMIN in the first user namespace).
+    `before` is the last answer: a mapping that moves while it is measured keeps its bytes.
+    """
+    found: dict[int, int] = {}
+    device = f" {os.major(memory_device):02x}:{os.minor(memory_device):02x} ".encode()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            for line in read_entry(proc, f"{process.pid}/maps").split(b"\n"):
+                if device not in line:
+                    continue
+                fields = line.split(None, 5)
+                inode = int(fields[4])
+                begin, _, end = fields[0].decode().partition("-")
+                entry = f"{process.pid}/map_files/{int(begin, 16):x}-{int(end, 16):x}"
+                try:
+                    found[inode] = os.stat(entry, dir_fd=proc).st_blocks * 512
+                except PermissionError:
+                    return None
+                except OSError:
+                    found.setdefault(inode, before.get(inode, 0))
+    return found
+
+
+class OwnGroup:
+    """The control group of the sandbox, if its container has one with a limit of its own."""
+
+    def __init__(self, memory_bytes: int, folder: str = "/sys/fs/cgroup") -> None:
+        self._path: str | None = None
+        self._own = 0
+        names = ("memory.max", "memory.stat"), ("memory/memory.limit_in_bytes", "memory/memory.stat")
+        for limit_name, stat_name in names:
+            with contextlib.suppress(OSError, ValueError):
+                with open(f"{folder}/{limit_name}", encoding="ascii") as file:
+                    limit = int(file.read())  # `max` is no number
+                if memory_bytes <= limit < os.sysconf("SC_PHYS_PAGES") * _PAGE:
+                    self._path, self._own = f"{folder}/{stat_name}", limit - memory_bytes
+                    return
+
+    def used(self) -> int:
+        """Return the memory that all workspaces use, without what the container has for the executor itself; 0 if it is
+        unknown.
+        """
+        if self._path is None:
+            return 0
+        try:
+            with open(self._path, encoding="ascii") as file:
+                stat = dict(line.split() for line in file)
+            # Version 1 of control groups calls anonymous memory rss.
+            return max(0, int(stat.get("anon") or stat["rss"]) + int(stat["shmem"]) - self._own)
+        except (OSError, ValueError, KeyError):
+            return 0
+
+
+def shared_memory_of_machine() -> int:
+    """Return the bytes of files in memory and of shared mappings of the machine; 0 if they are unknown."""
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("Shmem:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -7,8 +7,8 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Mapping, Set
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from agent_runtime.executor.host import WorkspaceFailure
@@ -28,6 +28,7 @@ from agent_runtime.executor.overlay.memory import (
 )
 from agent_runtime.executor.overlay.usage import (
     MAX_NICE,
+    OwnGroup,
     Usage,
     excess,
     fair_nice,
@@ -35,6 +36,8 @@ from agent_runtime.executor.overlay.usage import (
     is_largest,
     memory_bytes,
     sandbox_disk_excess,
+    shared_mappings,
+    shared_memory_of_machine,
     shm_bytes,
     total,
 )
@@ -55,6 +58,10 @@ _DYING_CHECKS = 250
 _REST_FACTOR = 9
 # Other programs of the machine use the disk too, so smaller changes do not cause a count.
 _DISK_STEP_BYTES = 1024 * 1024
+# Reading the mappings of processes takes long, so it waits for a change of the machine's shared memory, or this long:
+# memory that others free could hide a change.
+_SHARED_STEP_BYTES = 1024 * 1024
+_MAPPINGS_SECONDS = 2.0
 # While memory may become short: several processors together use about 20 MiB in this time.
 _NEAR_CHECK_SECONDS = 0.005
 _NEAR_REST_FACTOR = 3
@@ -73,6 +80,11 @@ class _Observation:
     file_system_used: int
     runnable: int = 0
     hidden: int = 0
+    mappings: Mapping[int, int] | None = field(default_factory=dict)
+    """Shared mappings by inode; None if they may not be measured here."""
+    mappings_read_at: float = 0.0
+    machine_shared: int = -1
+    """Shared memory of the machine when they were read."""
     is_over: bool = False
     counting: asyncio.Task[None] | None = None
     stopped_at: int = 0
@@ -97,6 +109,9 @@ class Watch:
         self._pressure_read_at = -_PRESSURE_SECONDS
         with open(os.memfd_create("device", os.MFD_CLOEXEC), "rb") as probe:
             self._memory_device = os.fstat(probe.fileno()).st_dev
+        self._group = None if self._memory_limit is None else OwnGroup(self._memory_limit)
+        self._machine_shared = 0
+        self._was_over_alone = False
         self._task = asyncio.create_task(self._run())
 
     def add(self, workspace: Workspace) -> None:
@@ -154,6 +169,7 @@ class Watch:
 
     async def _check_all(self) -> None:
         used = self._file_system_used()
+        self._machine_shared = shared_memory_of_machine()
         for workspace in list(self._active):
             # Checking all of them in a row would block everything else for long.
             await asyncio.sleep(0)
@@ -177,14 +193,18 @@ class Watch:
             self._stop(active[over], self._end(active[over], "Disk"))
 
     def _check_memory(self, limit: int) -> None:
-        used = sum(workspace.last.memory_bytes for workspace in self._observations)
-        growth, self._used = max(0, used - self._used), used
         groups = self._groups()
         idle = self._idle_groups(groups)
+        every = {**groups, **idle}
+        known = sum(workspace.last.memory_bytes for workspace in self._observations)
+        used = max(known, self._group.used() if self._group is not None else 0)
+        growth, self._used = max(0, used - self._used), used
+        unknown = self._shares_of_unknown(every, used - known)
+        self._end_alone(every, used - known)
         units = [
             Unit(
                 name,
-                sum(member.last.memory_bytes for member in group),
+                sum(member.last.memory_bytes for member in group) + unknown.get(name, 0),
                 min(member.oldest_command for member in group),
                 group[0].created,
                 group[0].spec.limits.memory_bytes,
@@ -192,7 +212,7 @@ class Watch:
                 any(member.pause.is_forbidden for member in group),
                 name in idle,
             )
-            for name, group in {**groups, **idle}.items()
+            for name, group in every.items()
         ]
         now = time.monotonic()
         # A machine that was too busy to measure once will be so again.
@@ -205,6 +225,31 @@ class Watch:
         decision = decide(units, Situation(used, limit, growth, possible, stuck, self._has_pressure, self._is_settled))
         self._progress.decided(decision, used, now)
         self._apply(decision, groups, idle)
+
+    def _shares_of_unknown(self, groups: Mapping[str, list[Workspace]], unknown: int) -> Mapping[str, int]:
+        """Divide memory that no measurement of a workspace shows, equally among those that may have it. It decides who
+        pauses or ends for the sandbox, but is never held against a workspace's own limit.
+        """
+        may = [
+            name
+            for name, group in groups.items()
+            if any(self._observations[member].mappings is None for member in group if member in self._observations)
+        ]
+        holders = may or list(groups)
+        return {name: unknown // len(holders) for name in holders}
+
+    def _end_alone(self, groups: Mapping[str, list[Workspace]], unknown: int) -> None:
+        """End the processes of the only workspace if it exceeds its limit with memory that only the sandbox's use shows."""
+        living = {id(workspace.members) for workspace in self._observations if not workspace.frozen}
+        was_over, self._was_over_alone = self._was_over_alone, False
+        if unknown <= 0 or len(living) != 1 or len(groups) != 1 or self._stopping:
+            return
+        [group] = groups.values()
+        limit = group[0].spec.limits.memory_bytes
+        self._was_over_alone = limit is not None and sum(m.last.memory_bytes for m in group) + unknown > limit
+        if was_over and self._was_over_alone:
+            largest = max(group, key=lambda member: member.last.memory_bytes)
+            self._stop(largest, self._end(largest, "Memory"))
 
     def _groups(self) -> dict[str, list[Workspace]]:
         """Return the workspaces with processes or waiting commands, together with those that joined them."""
@@ -285,7 +330,8 @@ class Watch:
             memory_limit = min(memory_limit or sys.maxsize, int(last_mark(self._memory_limit) / len(self._active)))
         if memory_limit is not None:
             memory_limit = max(0, memory_limit - sum(usage.memory_bytes for usage in others))
-        hidden_memory, hidden_disk, descriptors = hidden_bytes(workspace.proc, running, self._memory_device)
+        hidden_memory, hidden_disk, descriptors, files = hidden_bytes(workspace.proc, running, self._memory_device)
+        hidden_memory += self._in_mappings(workspace, observation, running, files)
         shared = hidden_memory + (shm_bytes(workspace.shm) if workspace.shm is not None else 0)
         memory = memory_bytes(workspace.proc, running, workspace.inner_init, workspace.init_bytes, shared, memory_limit)
         disk = workspace.last.disk_bytes - observation.hidden + hidden_disk
@@ -311,6 +357,22 @@ class Watch:
             workspace.last = Usage(shared, 0, disk)
             self._deactivate(workspace)
             self._host.rest_later(workspace)
+
+    def _in_mappings(
+        self, workspace: Workspace, observation: _Observation, running: list[Process], files: Set[tuple[int, int]]
+    ) -> int:
+        """Return the bytes of the workspace's shared mappings of which no file is open."""
+        now, shared = time.monotonic(), self._machine_shared
+        if (
+            abs(shared - observation.machine_shared) > _SHARED_STEP_BYTES
+            or now - observation.mappings_read_at > _MAPPINGS_SECONDS
+            or not running
+        ):
+            observation.machine_shared, observation.mappings_read_at = shared, now
+            before = observation.mappings or {}
+            observation.mappings = shared_mappings(workspace.proc, running, self._memory_device, before)
+        found = observation.mappings or {}
+        return sum(size for inode, size in found.items() if (self._memory_device, inode) not in files)
 
     def _share_processors(
         self, workspace: Workspace, observation: _Observation, tools: list[Process], count: int

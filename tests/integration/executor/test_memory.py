@@ -246,3 +246,25 @@ async def test_files_in_memory_of_workspaces_without_processes_count(six: list[A
     failures = [state["failure"]["cause"] for state in states if state["state"] == "Failed"]
     assert set(failures) == {"SandboxMemory"}
     assert states[3]["state"] == "Live"
+
+
+# Writes to a mapping that processes could share, and removes the pages from its own page table. They are not freed.
+UNMAPPED = """
+import ctypes, mmap, time
+count, step = {count}, 4096 * 2000
+shared = mmap.mmap(-1, count, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+start = ctypes.addressof(ctypes.c_char.from_buffer(shared))
+for at in range(0, count - step, step):
+    ctypes.memset(start + at, 1, step)
+    shared.madvise(mmap.MADV_DONTNEED, at, step)
+print("held", flush=True)
+time.sleep({seconds})
+"""
+
+
+async def test_memory_that_no_process_has_mapped_counts(six: list[Any]) -> None:
+    small = await run(six[0], [PYTHON, "-c", UNMAPPED.format(count=100 * MB, seconds=1)])
+    assert (small.exit_code, small.cause, small.stdout) == (0, None, b"held\n")
+    assert (await run(six[0], [PYTHON, "-c", UNMAPPED.format(count=400 * MB, seconds=60)])).cause == "Memory"
+    await asyncio.sleep(1)
+    assert (await memory_of(six[0]))["used"] < 50 * MB

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent_runtime.recording.branches import Branch
@@ -118,6 +118,7 @@ def fits(where: Mapping[str, Any], row: Row) -> bool:
     return bool(ORDERS[where["op"]](actual, value))
 
 
+@example({"op": "not", "term": {"op": "==", "field": "tag", "value": None}})
 @given(CONDITIONS)
 def test_a_condition_finds_what_it_says(table: RolloutTable, where: Mapping[str, Any]) -> None:
     rows = table.rows(limit=1000)
