@@ -59,6 +59,12 @@ class Unit(NamedTuple):
     """Whether it never pauses."""
     is_idle: bool = False
     """Whether it has no processes and no waiting commands, but files in memory (`/dev/shm`)."""
+    unknown_bytes: int = 0
+    """Its share of memory that only the sandbox's use shows. It may be another one's, so it never counts as its fault."""
+
+    @property
+    def held_bytes(self) -> int:
+        return self.memory_bytes + self.unknown_bytes
 
 
 class Situation(NamedTuple):
@@ -143,11 +149,11 @@ def decide(every: Sequence[Unit], now: Situation) -> Decision:
     paused = [unit for unit in others if unit.is_paused]
     small = min(_SMALL_OF_MEAN * mark / len(units), _SMALL_OF_LIMIT * now.limit)
     is_growing = now.growth > _NOISE * now.limit
-    candidates = [unit for unit in others if not unit.is_paused and unit.memory_bytes >= small]
+    candidates = [unit for unit in others if not unit.is_paused and unit.held_bytes >= small]
     chosen: list[Unit] = []
     end = None
     if is_short and candidates:
-        candidates.sort(key=lambda unit: (unit.memory_bytes, unit.started), reverse=True)
+        candidates.sort(key=lambda unit: (unit.held_bytes, unit.started), reverse=True)
         chosen = candidates if needed + now.possible > mark else candidates[: math.ceil(len(candidates) / 2)]
     elif now.is_settled and (now.used > _HARD_MARK * now.limit or (now.used > mark and is_growing)):
         end = _last_resort(every, mark)
@@ -166,6 +172,7 @@ def decide(every: Sequence[Unit], now: Situation) -> Decision:
 def _is_overcommitted(units: Sequence[Unit], limit: int) -> bool:
     """Whether the units may use more together than the sandbox has."""
     most = sum(unit.memory_bytes if unit.is_idle else limit if unit.limit is None else unit.limit for unit in units)
+    most += sum(unit.unknown_bytes for unit in units)
     return len(units) > 1 and most > limit
 
 
@@ -179,13 +186,14 @@ def _last_resort(units: Sequence[Unit], mark: float) -> tuple[str, str] | None:
     """Return the unit to end, with the cause. Of units with more than the mean, the youngest loses least work. It is the
     workspace's age that decides: a policy could make the ages of commands what it likes, and end itself to be tried again.
     """
-    large = [unit for unit in units if unit.memory_bytes > mark / len(units)]
+    large = [unit for unit in units if unit.held_bytes > mark / len(units)]
     if not large:
         return None  # many small ones fill it
     largest = max(large, key=lambda unit: unit.memory_bytes)
-    if largest.limit is None:
+    if largest.limit is None and largest.memory_bytes > mark / len(units):
         return largest.name, "Memory"
-    return max((unit for unit in large if unit.limit is not None), key=lambda unit: unit.created).name, "SandboxMemory"
+    others = [unit for unit in large if unit.limit is not None or unit.unknown_bytes]
+    return max(others, key=lambda unit: unit.created).name, "SandboxMemory"
 
 
 def node_has_pressure(text: str | None) -> bool:

@@ -200,17 +200,21 @@ class Watch:
         used = max(known, self._group.used() if self._group is not None else 0)
         growth, self._used = max(0, used - self._used), used
         unknown = self._shares_of_unknown(every, used - known)
-        self._end_alone(every, used - known)
+        alone = self._alone(every)
+        own = 0 if alone is None else used - known
+        if alone is not None:
+            self._end_excess(alone, own)
         units = [
             Unit(
                 name,
-                sum(member.last.memory_bytes for member in group) + unknown.get(name, 0),
+                sum(member.last.memory_bytes for member in group) + own,
                 min(member.oldest_command for member in group),
                 group[0].created,
                 group[0].spec.limits.memory_bytes,
                 group[0].pause.is_on,
                 any(member.pause.is_forbidden for member in group),
                 name in idle,
+                unknown_bytes=0 if own else unknown.get(name, 0),
             )
             for name, group in every.items()
         ]
@@ -227,9 +231,7 @@ class Watch:
         self._apply(decision, groups, idle)
 
     def _shares_of_unknown(self, groups: Mapping[str, list[Workspace]], unknown: int) -> Mapping[str, int]:
-        """Divide memory that no measurement of a workspace shows, equally among those that may have it. It decides who
-        pauses or ends for the sandbox, but is never held against a workspace's own limit.
-        """
+        """Divide memory that no measurement of a workspace shows, equally among those that may have it."""
         may = [
             name
             for name, group in groups.items()
@@ -238,18 +240,20 @@ class Watch:
         holders = may or list(groups)
         return {name: unknown // len(holders) for name in holders}
 
-    def _end_alone(self, groups: Mapping[str, list[Workspace]], unknown: int) -> None:
-        """End the processes of the only workspace if it exceeds its limit with memory that only the sandbox's use shows."""
+    def _alone(self, groups: Mapping[str, list[Workspace]]) -> list[Workspace] | None:
+        """Return the only workspace, with those that joined it; None if others may have memory too."""
         living = {id(workspace.members) for workspace in self._observations if not workspace.frozen}
-        was_over, self._was_over_alone = self._was_over_alone, False
-        if unknown <= 0 or len(living) != 1 or len(groups) != 1 or self._stopping:
-            return
-        [group] = groups.values()
+        return next(iter(groups.values())) if len(living) == len(groups) == 1 else None
+
+    def _end_excess(self, group: list[Workspace], unknown: int) -> None:
+        """End a workspace's processes if it exceeds its limit at two checks, `unknown` bytes included."""
         limit = group[0].spec.limits.memory_bytes
-        self._was_over_alone = limit is not None and sum(m.last.memory_bytes for m in group) + unknown > limit
-        if was_over and self._was_over_alone:
-            largest = max(group, key=lambda member: member.last.memory_bytes)
-            self._stop(largest, self._end(largest, "Memory"))
+        was_over, self._was_over_alone = self._was_over_alone, False
+        if limit is not None and unknown > 0 and not self._stopping:
+            self._was_over_alone = sum(member.last.memory_bytes for member in group) + unknown > limit
+            if was_over and self._was_over_alone:
+                largest = max(group, key=lambda member: member.last.memory_bytes)
+                self._stop(largest, self._end(largest, "Memory"))
 
     def _groups(self) -> dict[str, list[Workspace]]:
         """Return the workspaces with processes or waiting commands, together with those that joined them."""

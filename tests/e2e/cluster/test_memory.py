@@ -8,6 +8,17 @@ from tests.support.cluster import Job, Object, eventually, small_job
 
 HOLD = "python3 -c 'import time; kept = bytearray(b\"x\") * (150 << 20); time.sleep(3)' && touch solved"
 
+# Fills a shared mapping, and removes the pages from its own page table. No figure of the process shows them.
+HIDE = """import ctypes, mmap, time
+count, step = 600 << 20, 4096 * 2000
+shared = mmap.mmap(-1, count, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+start = ctypes.addressof(ctypes.c_char.from_buffer(shared))
+for at in range(0, count - step, step):
+    ctypes.memset(start + at, 1, step)
+    shared.madvise(mmap.MADV_DONTNEED, at, step)
+time.sleep(20)
+"""
+
 
 @pytest.mark.full
 def test_rollouts_wait_for_memory_and_none_is_lost(new_job: Callable[[Object], Job]) -> None:
@@ -29,3 +40,26 @@ def test_rollouts_wait_for_memory_and_none_is_lost(new_job: Callable[[Object], J
     reasons = [attempt["reason"] for one in results for attempt in one["failedAttempts"]]
     assert set(reasons) <= {"SandboxMemory"}
     assert len(reasons) < 6
+
+
+@pytest.mark.full
+def test_memory_that_a_program_hides_is_its_own_fault_and_costs_others_attempts_alone(
+    new_job: Callable[[Object], Job],
+) -> None:
+    manifest = small_job("hides", 2, groupSize=3, runners={"concurrency": 6})
+    honest, hides = manifest["spec"]["tasks"]["inline"]
+    honest["solution"] = ["sleep 15; touch solved"]
+    hides["solution"] = [f"sleep 3; python3 -c '{HIDE}'; touch solved"]
+    manifest["spec"]["sandbox"] |= {
+        "workspaces": {"mode": "Overlay", "perSandbox": 6},
+        "resources": {"memory": "128Mi"},
+    }
+    job = new_job(manifest).apply()
+    job.wait("Succeeded")
+    results = job.results()
+    assert [(one["outcome"], one["reward"]) for one in results if one["group"] == 0] == [("Completed", 1.0)] * 3
+    hidden = [one for one in results if one["group"] == 1]
+    assert [one["outcome"] for one in hidden] == ["Completed"] * 3
+    assert {one["stopReason"] for one in hidden} == {"ResourceLimit"}, hidden
+    reasons = {attempt["reason"] for one in results for attempt in one["failedAttempts"]}
+    assert reasons <= {"SandboxMemory"}, reasons

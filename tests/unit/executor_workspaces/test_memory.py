@@ -34,6 +34,7 @@ def sandboxes(draw: st.DrawFn) -> tuple[list[Unit], Situation]:
             draw(st.none() | st.integers(50, 2000)),
             draw(st.booleans()),
             draw(st.booleans()),
+            unknown_bytes=draw(st.sampled_from([0, 0, 100, 900])),
         )
         for name in draw(st.sets(st.sampled_from("abcdefgh")))
     ]
@@ -84,9 +85,10 @@ def test_nothing_ends_below_the_last_mark_or_before_all_large_ones_pause(sandbox
     assert situation.used > 0.9 * LIMIT
     assert not decision.pause
     ended = next(unit for unit in units if unit.name == decision.end[0])
-    assert ended.memory_bytes > 0.9 * LIMIT / len(units), "ending it would not help"
+    assert ended.held_bytes > 0.9 * LIMIT / len(units), "ending it would not help"
     if decision.end[1] == "SandboxMemory":
-        assert ended.limit is not None, "a workspace without a limit could provoke a retry by its growth"
+        is_sure = ended.limit is not None or ended.unknown_bytes
+        assert is_sure, "a workspace without a limit could provoke a retry by its growth"
         free = 1 + int(situation.stuck_seconds // 10)
         active = [unit for unit in units if not unit.is_idle]
         younger = sorted(active, key=lambda unit: (unit.started, unit.name))[free:]
@@ -103,7 +105,7 @@ def test_sandbox_without_overcommitment_neither_pauses_nor_ends_within_limits(
 ) -> None:
     units, situation = sandbox
     part = LIMIT // max(1, len(units))
-    units = [unit._replace(limit=part, memory_bytes=min(unit.memory_bytes, part)) for unit in units]
+    units = [unit._replace(limit=part, memory_bytes=min(unit.memory_bytes, part), unknown_bytes=0) for unit in units]
     used = sum(unit.memory_bytes for unit in units)
     decision = decide(units, situation._replace(used=used))
     assert not decision.pause
@@ -273,3 +275,11 @@ def test_files_in_memory_of_workspaces_without_processes_count(limit: int | None
     decision = decide([running, holder], Situation(950, LIMIT, growth=20))
     assert (list(decision.pause), decision.end) == ([], ("holder", cause))
     assert decide([holder], Situation(950, LIMIT, growth=20)) == Decision()
+
+
+def test_memory_of_unknown_workspaces_ends_one_that_may_have_it_and_is_no_ones_fault() -> None:
+    units = [Unit("a", 100, 0, 0, 250), Unit("may", 50, 1, 1, 250, unknown_bytes=800, is_paused=True)]
+    assert decide(units, Situation(950, LIMIT, growth=20)).end == ("may", "SandboxMemory")
+    assert decide(units, Situation(920, LIMIT, growth=0)).end is None
+    honest = [unit._replace(unknown_bytes=0) for unit in units]
+    assert decide(honest, Situation(150, LIMIT)).end is None
