@@ -33,6 +33,7 @@ NO_AGENT_LIMIT: Final = 86_400
 """Time limit of an agent without `timeout_sec`: a day, the lifetime of a sandbox. Harbor has no limit then."""
 VERIFIER_SECONDS: Final = 600.0
 BUILD_SECONDS: Final = 600.0
+BUILD_NETWORK: Final = "Public"
 PORTS: Final = (443, 80)
 """Ports of allowed hosts: Harbor's rules have only hosts, but the executor's need host and port."""
 
@@ -51,10 +52,12 @@ def parse_config(folder: Folder, notes: Notes) -> Config | None:
     except tomllib.TOMLDecodeError as error:
         notes.refuse(CONFIG, f"is not TOML: {error}")
         return None
-    version = str(config.get("schema_version", config.get("version", "1.0")))
+    key = "schema_version" if "schema_version" in config else "version"
+    version = str(config.get(key, "1.0"))
+    # Harbor itself does not read the version, and many public tasks have one of their own.
     if not re.fullmatch(r"1(\.\d+)?", version):
-        notes.refuse(
-            CONFIG, f"schema_version {version!r} is not supported, expected 1.x", line_of(text, "schema_version")
+        notes.report(
+            CONFIG, f"{key} {version!r} is not a schema of Harbor, expected 1.x: it is read as 1.4", line_of(text, key)
         )
     for path in dict.fromkeys(leaves(config)):
         kind, instead = handling_of(path)
@@ -113,6 +116,11 @@ class _Reader:
         solution, solution_files = self.solution("solution") if not steps else ([], [])
         prompt = steps[0].prompt if steps else self.prompt("instruction.md")
         verifier = None if steps else self.verifier_of("tests", "verifier")
+        built = [dockerfile, verifier and verifier.dockerfile, *(service.dockerfile for service in compose.services)]
+        if any(built) and sandbox.network is not None:
+            # In Harbor, network_mode is for the finished container: its build always has a network.
+            network = sandbox.network.model_copy(update={"setup": BUILD_NETWORK})
+            sandbox = sandbox.model_copy(update={"network": network})
         services, setup_checks = compose.services, self.healthcheck()
         if services and setup_checks:
             # The setup runs before the services, which the check may ask.

@@ -7,6 +7,7 @@ import pytest
 
 from agent_runtime.tasks import LoadedTasks, TaskSourceError, load_tasks
 from agent_runtime.tasks.source import needed_images
+from rollout_api.sandbox import Network
 from rollout_api.tasks import Task, Tasks, VerifierMode
 from tests.support.harbor_tasks import hello_world, in_two_steps, write_folder
 
@@ -105,6 +106,21 @@ def test_each_phase_has_the_network_of_the_task(config: str, expected: tuple[obj
     assert (network.setup, network.agent, network.verifier) == expected
 
 
+def test_built_dockerfile_has_a_network_when_the_task_has_none(tmp_path: Path) -> None:
+    folder = with_config(tmp_path / "t", "[environment]\nallow_internet = false\n")
+    tasks = Tasks.model_validate({"from": {"uri": str(folder), "format": "Harbor"}, "dockerfiles": {}})
+    (task,) = load_tasks(tasks, folder, {}).tasks
+    assert task.dockerfile is not None
+    assert task.sandbox.network == Network(setup="Public", agent="None", verifier="None")
+
+
+@pytest.mark.parametrize("key", ["schema_version", "version"])
+def test_version_that_harbor_does_not_have_is_reported(key: str, tmp_path: Path) -> None:
+    loaded = load(with_config(tmp_path / "t", f"{key} = '2.0'"))
+    assert [task.name for task in loaded.tasks] == ["t"]
+    assert any(f"{key} '2.0' is not a schema of Harbor" in str(warning) for warning in loaded.warnings)
+
+
 def test_wildcard_host_is_reported_and_not_reachable(tmp_path: Path) -> None:
     config = "[agent]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['*.example', '::1']\n"
     loaded = load(with_config(tmp_path / "t", config))
@@ -116,7 +132,6 @@ def test_wildcard_host_is_reported_and_not_reachable(tmp_path: Path) -> None:
 
 BROKEN = {
     "task.toml: is not TOML": {"task.toml": "a = ["},
-    "schema_version '2.0' is not supported, expected 1.x": {"task.toml": "schema_version = '2.0'"},
     "task.toml:2: agent.timeout_sec: is 'x', expected a whole number or a number": {
         "task.toml": "[agent]\ntimeout_sec = 'x'"
     },
