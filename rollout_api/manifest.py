@@ -407,6 +407,7 @@ _FORMS = {
     r"^[0-9]+(\.[0-9]+)?(m|k|[MGTP]|[KMGTP]i)?$": "a number with a unit such as m, M, Mi or Gi, without spaces",
     r"^/[^\x00]*$": "an absolute path, such as /workspace",
     r"^https?://[^\s/]+(/[^\s?#]*)?$": "a URL that begins with http:// or https://, such as http://localhost:8000/v1",
+    r"^[-._A-Za-z][-._A-Za-z0-9]*$": "the name of an environment variable: letters, digits and any of _.-, no digit first",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of an environment variable: letters, digits and '_', no digit first",
     r"^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]):[0-9]{1,5}$": "a host and a port, such as "
     "pypi.org:443",

@@ -25,6 +25,8 @@ from rollout_api.sandbox import EnvVar
 from rollout_api.services import HealthCheck, ServiceState, TaskService
 from rollout_api.tasks import Dockerfiles
 
+PROJECT: Final = "task"
+"""Value of COMPOSE_PROJECT_NAME, which Compose sets itself."""
 CHECK_SECONDS, CHECK_TRIES = 30.0, 3
 """Compose's defaults of a health check: of interval and timeout, and of retries."""
 _SUPPORTED: Final = frozenset(
@@ -60,6 +62,8 @@ _DEFAULTS = 16
 _ENV_VALUE = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|((?:(?!\s#).)*)""")
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\"}
 _ESCAPED = re.compile(r"\\(.)")
+_IDLE = re.compile(r"sleep|tail -f|\btrue\b|^(\[')?(/bin/)?(ba)?sh('\])?$")
+"""Commands that keep a container running, and do nothing else."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h)")
 _UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 
@@ -91,9 +95,8 @@ class Compose:
     services: list[TaskService] = field(default_factory=list)
     files: list[TaskFile] = field(default_factory=list)
     """Files of the folder that are mounted into the agent's own service."""
-    build_args: Mapping[str, str] = field(default_factory=dict)
-    """Values of ARG in the Dockerfile of the agent's own service."""
-    build_target: str | None = None
+    dockerfile: Dockerfile | None = None
+    """Dockerfile of the agent's own service; None if the file says nothing about it, or the job uses images."""
     working_dir: str | None = None
     """Folder in which commands of the agent's own service start."""
 
@@ -123,11 +126,15 @@ class ComposeReader:
     """States of the services for which the agent's own service waits."""
     links: Mapping[str, list[str]] = field(default_factory=dict)
     """Further names of services, by service."""
+    env_file: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the file `.env` beside this one."""
 
     def read(self) -> Compose:
         """Return what it says; an empty one if there is no such file, or with problems in the notes."""
         if self.file not in self.folder.files:
             return Compose()
+        if (path := self.path_of(".env")) in self.folder.files:
+            self.env_file = self.env_lines(self.folder.text(path))
         try:
             # A subclass of the safe loader.
             content = yaml.load(self.folder.text(self.file), _Loader) or {}
@@ -159,9 +166,14 @@ class ComposeReader:
             return Compose()
         self.judge_keys(self.own, own)
         self.check_ports(services)
+        self.judge_own(own)
         mounts = {name: list(self.volumes(service)) for name, service in services.items()}
         named = {source for found in mounts.values() for source, _, is_named in found if is_named}
         volumes = {source: target for source, target, is_named in self.volumes(own) if is_named and source in named}
+        for entry in own.get("volumes") or []:
+            source = _read_only_source(entry)
+            if source in volumes:
+                self.report(f"services.{self.own}.volumes: {source} is not read-only: the agent can write into it")
         self.own_image = own.get("image")
         self.own_needs = self.dependencies(self.own, own)
         for name in sorted(self.own_needs.keys() - services.keys()):
@@ -178,8 +190,7 @@ class ComposeReader:
                 if not is_named
                 for file in self.bound_files(self.own, source, target)
             ],
-            build_args=self.build_args(own),
-            build_target=self.build(own).get("target"),
+            dockerfile=self.own_dockerfile(own),
             working_dir=own.get("working_dir") or None,
         )
 
@@ -249,12 +260,34 @@ class ComposeReader:
         value = self.environ.get(name)
         if value is not None:
             self.notes.report_variable(self.file, name)
-        return value
+            return value
+        return self.env_file.get(name, PROJECT if name == "COMPOSE_PROJECT_NAME" else None)
 
     def judge_keys(self, name: str, service: Mapping[str, Any]) -> None:
         for key in sorted(set(map(str, service)) - _SUPPORTED - _WITHOUT_EFFECT):
             if not key.startswith("x-") and service[key]:
                 self.report(f"services.{name}.{key} is not supported, and has no effect")
+
+    def judge_own(self, own: Mapping[str, Any]) -> None:
+        """Report programs of the agent's own service, other than those that only keep a container running."""
+        for key in ("entrypoint", "command"):
+            if own.get(key) and not _IDLE.search(str(own[key])):
+                self.report(
+                    f"services.{self.own}.{key} is not started: no program runs beside the agent in its own workspace; "
+                    "make it a service of its own"
+                )
+
+    def own_dockerfile(self, own: Mapping[str, Any]) -> Dockerfile | None:
+        if self.dockerfiles is None:
+            return None
+        if own.get("build"):
+            return self.dockerfile(self.own, own)
+        if own.get("image") and self.path_of("Dockerfile") not in self.folder.files:
+            return self.image_alone(str(own["image"]))
+        return None
+
+    def image_alone(self, image: str) -> Dockerfile:
+        return Dockerfile(text=f"FROM {image}\n", context=[], seconds=math.ceil(self.build_seconds))
 
     def check_ports(self, services: Mapping[str, Mapping[str, Any]]) -> None:
         users = defaultdict(list)
@@ -322,7 +355,7 @@ class ComposeReader:
             if not image:
                 self.refuse(f"services.{name} has neither build nor image")
                 return None
-            return Dockerfile(text=f"FROM {image}\n", context=[], seconds=math.ceil(self.build_seconds))
+            return self.image_alone(str(image))
         for key in sorted(build.keys() - {"context", "dockerfile", "args", "target", "dockerfile_inline"}):
             self.report(f"services.{name}.build.{key} is not supported, and has no effect")
         context = self.path_of(str(build.get("context") or "."))
@@ -496,6 +529,14 @@ def pairs(given: Any) -> Iterator[tuple[str, str | None]]:
         for entry in given or []:
             name, equals, value = str(entry).partition("=")
             yield name, value if equals else None
+
+
+def _read_only_source(entry: Any) -> str | None:
+    """Return the source of a read-only volume; None for others."""
+    if isinstance(entry, dict):
+        return str(entry.get("source")) if entry.get("read_only") else None
+    source, _, rest = str(entry).partition(":")
+    return source if "ro" in rest.partition(":")[2].split(",") else None
 
 
 def _closing_brace(text: str, start: int) -> int:

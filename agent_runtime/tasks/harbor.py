@@ -10,7 +10,6 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 from agent_runtime.tasks.compose import Compose, ComposeReader
@@ -94,7 +93,7 @@ class _Reader:
         self.grading = self.table("verifier.environment")
         docker = "environment/Dockerfile"
         self.dockerfile = dockerfile_facts(folder.text(docker)) if docker in folder.files else None
-        self.working_dir = self.value("environment.workdir", str) or (self.dockerfile and self.dockerfile.working_dir)
+        self.working_dir: str | None = None
 
     def task(self) -> Task | None:
         """Return the task, or None with problems in the notes."""
@@ -104,7 +103,11 @@ class _Reader:
         compose = ComposeReader(
             self.folder, self.notes, COMPOSE, MAIN, self.place.environ, variables, self.place.dockerfiles, seconds
         ).read()
-        self.working_dir = self.value("environment.workdir", str) or compose.working_dir or self.working_dir
+        if compose.dockerfile is not None:
+            self.dockerfile = dockerfile_facts(compose.dockerfile.text)
+        self.working_dir = self.value("environment.workdir", str) or compose.working_dir
+        if self.working_dir is None and self.dockerfile is not None:
+            self.working_dir = self.dockerfile.working_dir
         steps = self.steps()
         agent_seconds = self.seconds("agent.timeout_sec") or NO_AGENT_LIMIT
         if steps:
@@ -112,7 +115,7 @@ class _Reader:
             agent_seconds = min(sum(own), NO_AGENT_LIMIT)
         metadata = self.table("metadata")
         sandbox = self.sandbox(compose)
-        dockerfile = self.job_dockerfile("environment", "environment", compose.build_args, compose.build_target)
+        dockerfile = self.job_dockerfile("environment", "environment", compose.dockerfile)
         solution, solution_files = self.solution("solution") if not steps else ([], [])
         prompt = steps[0].prompt if steps else self.prompt("instruction.md")
         verifier = None if steps else self.verifier_of("tests", "verifier")
@@ -270,16 +273,14 @@ class _Reader:
             self.folder, self.notes, template, context=context, name=name, seconds=seconds, instead=instead
         )
 
-    def job_dockerfile(
-        self, path: str, context: str, args: Mapping[str, str] = MappingProxyType({}), target: str | None = None
-    ) -> Dockerfile | None:
-        """Return the Dockerfile of its folder, unless the table names an image or the job uses images."""
+    def job_dockerfile(self, path: str, context: str, given: Dockerfile | None = None) -> Dockerfile | None:
+        """Return the given Dockerfile, or that of its folder, unless the table names an image or the job uses images."""
         if self.place.dockerfiles is None or self.value(f"{path}.docker_image", str) is not None:
             return None
+        if given is not None:
+            return given
         seconds = self.value(f"{path}.build_timeout_sec", int, float) or BUILD_SECONDS
-        return job_dockerfile(
-            self.folder, self.notes, self.place.dockerfiles, context=context, seconds=seconds, args=args, target=target
-        )
+        return job_dockerfile(self.folder, self.notes, self.place.dockerfiles, context=context, seconds=seconds)
 
     def sandbox(self, compose: Compose) -> SandboxOverrides:
         # A Dockerfile that the job builds has the folder of its base image.

@@ -10,10 +10,11 @@ from types import MappingProxyType
 
 from agent_runtime.dockerfiles.problems import problems_of
 from agent_runtime.tasks.folders import Build, Folder, Notes
-from rollout_api.files import Dockerfile
+from rollout_api.files import ContextFile, Dockerfile
 from rollout_api.tasks import Dockerfiles
 
 DIGEST_CHARACTERS = 16
+_IGNORE = ".dockerignore"
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,18 @@ def job_dockerfile(
     for problem in problems_of(text, {**dockerfiles.args, **args}):
         notes.refuse(file, problem.message, problem.line)
     notes.contexts.append(context)
-    return Dockerfile(
-        text=text, context=folder.as_context(context), args=dict(args), target=target, seconds=math.ceil(seconds)
-    )
+    files = folder.as_context(context)
+    if posixpath.normpath(name) != "Dockerfile":
+        files = _with_ignore_file(files, folder, f"{file}{_IGNORE}")
+    return Dockerfile(text=text, context=files, args=dict(args), target=target, seconds=math.ceil(seconds))
+
+
+def _with_ignore_file(files: list[ContextFile], folder: Folder, path: str) -> list[ContextFile]:
+    """Return a context whose `Dockerfile.dockerignore`, which a build reads, is that of a Dockerfile of another name."""
+    kept = [file for file in files if file.path != f"Dockerfile{_IGNORE}"]
+    if path not in folder.files:
+        return kept
+    return [*kept, ContextFile(path=f"Dockerfile{_IGNORE}", content=folder.text(path))]
 
 
 def with_other_bases(dockerfile: str, bases: Mapping[str, str]) -> str:

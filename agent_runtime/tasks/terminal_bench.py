@@ -86,7 +86,14 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
         folder, notes, COMPOSE, CLIENT, place.environ, VARIABLES, place.dockerfiles, BUILD_SECONDS, has_any_name=True
     ).read()
     working_dir = compose.working_dir
-    facts = dockerfile_facts(folder.text("Dockerfile")) if "Dockerfile" in folder.files else None
+    dockerfile = compose.dockerfile
+    if dockerfile is None and place.dockerfiles is not None:
+        dockerfile = job_dockerfile(folder, notes, place.dockerfiles, context="", seconds=BUILD_SECONDS)
+    facts = None
+    if dockerfile is not None:
+        facts = dockerfile_facts(dockerfile.text)
+    elif "Dockerfile" in folder.files:
+        facts = dockerfile_facts(folder.text("Dockerfile"))
     working_dir = working_dir or (facts.working_dir if facts else None)
     # A Dockerfile that the job builds has the folder of its base image.
     if working_dir is None and (facts is None or place.dockerfiles is None):
@@ -113,17 +120,7 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
             mode=VerifierMode.SHARED,
         ),
         timeouts=Timeouts(agent_seconds=agent, verifier_seconds=test),
-        dockerfile=None
-        if place.dockerfiles is None
-        else job_dockerfile(
-            folder,
-            notes,
-            place.dockerfiles,
-            context="",
-            seconds=BUILD_SECONDS,
-            args=compose.build_args,
-            target=compose.build_target,
-        ),
+        dockerfile=dockerfile,
         files=compose.files,
         services=compose.services,
         volumes=compose.volumes,

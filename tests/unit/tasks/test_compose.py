@@ -170,6 +170,83 @@ def test_variables_of_the_runner_in_the_agents_environment_are_reported(tmp_path
         assert "secret" not in told
 
 
+@pytest.mark.parametrize("form", ["TerminalBench", "Harbor"])
+def test_own_service_is_built_from_the_dockerfile_and_context_that_it_names(tmp_path: Path, form: str) -> None:
+    own, folder = ("client", "") if form == "TerminalBench" else ("main", "environment/")
+    files = {
+        f"{folder}docker-compose.yaml": f"services: {{{own}: {{build: {{context: app, dockerfile: Agent.Dockerfile}}}}}}",
+        f"{folder}Dockerfile": "FROM debian\nWORKDIR /wrong\n",
+        f"{folder}app/Agent.Dockerfile": "FROM debian\nCOPY x /x\nWORKDIR /right\n",
+        f"{folder}app/x": "1",
+    }
+    write = terminal_bench if form == "TerminalBench" else hello_world
+    (found,) = load(write(tmp_path / "t", **files), form).tasks
+    assert found.dockerfile is not None
+    assert "COPY x" in found.dockerfile.text
+    assert {file.path for file in found.dockerfile.context} == {"x", "Agent.Dockerfile"}
+    if form == "TerminalBench":  # the Harbor folder has a workdir
+        assert found.sandbox.working_dir == "/right"
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_service_is_built_with_the_ignore_file_of_its_own_dockerfile(tmp_path: Path, *, has_own: bool) -> None:
+    compose = (
+        "services:\n  client: {build: .}\n  api: {build: {context: ., dockerfile: api/Dockerfile}, command: serve}\n"
+    )
+    files = {"docker-compose.yaml": compose, "api/Dockerfile": "FROM debian\n", "Dockerfile.dockerignore": "api\n"}
+    if has_own:
+        files["api/Dockerfile.dockerignore"] = "secret\n"
+    (found,) = load(terminal_bench(tmp_path / "t", **files)).tasks
+    ignored = [
+        [file.data().decode() for file in dockerfile.context if file.path == "Dockerfile.dockerignore"]
+        for dockerfile in (found.dockerfile, found.services[0].dockerfile)
+        if dockerfile is not None
+    ]
+    assert ignored == [["api\n"], ["secret\n"] if has_own else []]
+
+
+def test_own_service_of_an_image_alone_starts_from_that_image(tmp_path: Path) -> None:
+    folder = terminal_bench(tmp_path / "t", **{"docker-compose.yaml": "services: {app: {image: x/app:1}}"})
+    (folder / "Dockerfile").unlink()
+    (found,) = load(folder).tasks
+    assert found.dockerfile is not None
+    assert found.dockerfile.text == "FROM x/app:1\n"
+
+
+def test_variables_of_env_file_and_project_name_are_filled_in(tmp_path: Path) -> None:
+    compose = """
+services:
+  client: {build: ., environment: {A: "${A}", B: "${B}", URL: "http://web-${COMPOSE_PROJECT_NAME}"}}
+  web: {image: x, command: serve, networks: {default: {aliases: ["web-${COMPOSE_PROJECT_NAME}"]}}}
+"""
+    folder = terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose, ".env": "A=file\nB=file\n"})
+    (found,) = load(folder, environ={"B": "environment"}).tasks
+    assert {variable.name: variable.value for variable in found.sandbox.env} == {
+        "A": "file",
+        "B": "environment",
+        "URL": "http://web-task",
+    }
+    assert found.services[0].aliases == ["web-task"]
+
+
+def test_names_of_variables_may_have_dots(tmp_path: Path) -> None:
+    compose = "services: {client: {build: .}, search: {image: x, environment: [discovery.type=single-node]}}"
+    (found,) = load(terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose})).tasks
+    assert [(one.name, one.value) for one in found.services[0].env] == [("discovery.type", "single-node")]
+
+
+def test_own_command_and_read_only_volume_without_effect_are_reported(tmp_path: Path) -> None:
+    compose = """
+services:
+  client: {build: ., command: sh -c "sshd && exec server", volumes: ["log:/log:ro", "own:/own:ro"]}
+  api: {build: ., command: serve, volumes: ["log:/log"]}
+"""
+    told = "\n".join(map(str, load(terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose})).warnings))
+    assert "services.client.command is not started" in told
+    assert "services.client.volumes: log is not read-only: the agent can write into it" in told
+    assert "own is not read-only" not in told
+
+
 ALIASES = "\n".join(f"x-{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9) if n else 1}]" for n in range(12))
 
 
