@@ -427,12 +427,14 @@ class ComposeReader:
         """Return the variables of an env file. Those without a value are the environment's."""
         found: dict[str, str | None] = {}
         for line in text.splitlines():
-            name, equals, written = line.strip().removeprefix("export ").partition("=")
+            line = line.strip().removeprefix("export ")
+            # Compose takes `NAME: value` too.
+            name, separator, written = _separated(line)
             name = name.strip()
             if not name or name.startswith("#"):
                 continue
             match = _ENV_VALUE.match(written.strip())
-            if not equals or match is None:
+            if not separator or match is None:
                 found[name] = self.variable(name)
             elif match[1] is not None:
                 found[name] = match[1]
@@ -466,6 +468,9 @@ class ComposeReader:
             found[str(name)] = _STATES.get(condition, ServiceState.STARTED)
         # The agent's own workspace is there before every service.
         found.pop(self.own, None)
+        for link in service.get("links") or []:
+            if (name := str(link).partition(":")[0]) != self.own:
+                found.setdefault(name, ServiceState.STARTED)
         return found
 
     def health(self, name: str, given: Any) -> HealthCheck | None:
@@ -537,6 +542,11 @@ def _read_only_source(entry: Any) -> str | None:
         return str(entry.get("source")) if entry.get("read_only") else None
     source, _, rest = str(entry).partition(":")
     return source if "ro" in rest.partition(":")[2].split(",") else None
+
+
+def _separated(line: str) -> tuple[str, str, str]:
+    """Split a line of an env file at its first `=` or `:`."""
+    return min(line.partition("="), line.partition(":"), key=lambda parts: len(parts[0]))
 
 
 def _closing_brace(text: str, start: int) -> int:

@@ -33,6 +33,7 @@ NO_AGENT_LIMIT: Final = 86_400
 VERIFIER_SECONDS: Final = 600.0
 BUILD_SECONDS: Final = 600.0
 BUILD_NETWORK: Final = "Public"
+ANY_BASH: Final = '"$(command -v bash || echo /bin/sh)"'
 PORTS: Final = (443, 80)
 """Ports of allowed hosts: Harbor's rules have only hosts, but the executor's need host and port."""
 
@@ -357,11 +358,11 @@ class _Reader:
 
     def script(self, path: str, target: str) -> str:
         """Return the command that starts a script with the interpreter in its first line, because the x bit may be lost
-        in storage.
+        in storage. Without one it is bash, as in Harbor, or sh where the image has no bash.
         """
         self.notes.check_script(self.folder, path)
         first = self.folder.read(path).split(b"\n", 1)[0]
-        program = first[2:].decode(errors="replace").strip() if first.startswith(b"#!") else "/bin/sh"
+        program = first[2:].decode(errors="replace").strip() if first.startswith(b"#!") else ANY_BASH
         return f"{program} {target}/{posixpath.basename(path)}"
 
     # Grading

@@ -108,9 +108,12 @@ def with_other_bases(dockerfile: str, bases: Mapping[str, str]) -> str:
 
 
 def rewritten(image: str, bases: Mapping[str, str]) -> str:
-    """Return an image replaced by the table of bases: by its own entry, else by that of the longest prefix."""
-    if image in bases:
-        return bases[image]
+    """Return an image replaced by the table of bases: by its own entry, else by that without its digest, else by that of
+    the longest prefix.
+    """
+    for name in (image, image.partition("@")[0]):
+        if name in bases:
+            return bases[name]
     beginnings = [key for key in bases if key.endswith(("/", ":")) and image.startswith(key)]
     longest = max(beginnings, key=len, default="")
     return bases[longest] + image[len(longest) :] if longest else image

@@ -195,7 +195,7 @@ class ImageStore:
                 )
             # --override-os: on other systems than Linux it would look for that system's image.
             command = [skopeo, "--override-os", "linux", "copy", "--quiet"]
-            command += [f"docker://{reference}", f"oci:{folder}:image"]
+            command += [f"docker://{_without_tag(reference)}", f"oci:{folder}:image"]
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise ImageError(f"image {reference} cannot be pulled: {pull_problem(reference, done.stderr)}")
@@ -227,6 +227,13 @@ class ImageStore:
         with (self.folder / "locks" / name).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _without_tag(reference: str) -> str:
+    """Return a name that has a digest without its tag, as Docker reads it. skopeo refuses both together."""
+    name, at, digest = reference.partition("@")
+    above, slash, last = name.rpartition("/")
+    return f"{above}{slash}{last.partition(':')[0]}{at}{digest}" if at else reference
 
 
 def chain_id(below: str, diff_id: str) -> str:

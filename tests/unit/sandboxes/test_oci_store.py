@@ -171,6 +171,27 @@ def test_file_other_than_an_image_names_the_expected_form(store: ImageStore, tmp
         store.unpack("./missing.tar")
 
 
+@pytest.mark.parametrize(
+    ("name", "pulled"),
+    [
+        ("r.example:5000/a/b:1@sha256:c", "r.example:5000/a/b@sha256:c"),
+        ("b:1@sha256:c", "b@sha256:c"),
+        ("b@sha256:c", "b@sha256:c"),
+        ("r.example:5000/b:1", "r.example:5000/b:1"),
+    ],
+)
+def test_image_with_tag_and_digest_is_pulled_by_its_digest(
+    name: str, pulled: str, store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skopeo = tmp_path / "skopeo"
+    skopeo.write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/called; exit 1\n')
+    skopeo.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(ImageError, match="cannot be pulled"):
+        store.unpack(name)
+    assert f"docker://{pulled} " in (tmp_path / "called").read_text()
+
+
 def test_image_name_without_skopeo_is_refused_with_advice(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ImageError, match=r"python:3.12.*skopeo.*--provider Container"):

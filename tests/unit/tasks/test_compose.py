@@ -135,7 +135,7 @@ services:
     env_file: db.env
     environment: {A: yes, B: 12:30, C: 1.10, D: 2024-01-01, E: "${X:-${Y:-{y}}}", F: "${HOST:-${X:?}}", G: "${X-", H: 1.0}
 """
-    lines = "I=1 # comment\nJ='$HOST' # no variable\nK=\"a\\n${HOST}\"\nL=$HOST\nHOST\nGONE\nM=a#b\n"
+    lines = "I=1 # comment\nJ='$HOST' # no variable\nK=\"a\\n${HOST}\"\nL=$HOST\nHOST\nGONE\nM=a#b\nN: n:1 # comment\n"
     folder = terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose, "db.env": lines})
     loaded = load(folder, environ={"HOST": "host", "UNUSED": "key"})
     (db,) = loaded.tasks[0].services
@@ -155,6 +155,7 @@ services:
         "L": "host",
         "HOST": "host",
         "M": "a#b",
+        "N": "n:1",
     }
     told = "\n".join(map(str, loaded.warnings))
     assert "has the environment variable HOST of rolloutctl or of the runner; the agent may read it" in told
@@ -227,6 +228,15 @@ services:
         "URL": "http://web-task",
     }
     assert found.services[0].aliases == ["web-task"]
+
+
+def test_link_is_a_dependency(tmp_path: Path) -> None:
+    compose = "services: {client: {build: .}, web: {image: x, links: [client, 'db:database']}, db: {image: x}}"
+    (found,) = load(terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose})).tasks
+    assert {service.name: service.depends_on for service in found.services} == {
+        "web": {"db": ServiceState.STARTED},
+        "db": {},
+    }
 
 
 def test_names_of_variables_may_have_dots(tmp_path: Path) -> None:

@@ -114,6 +114,14 @@ def test_built_dockerfile_has_a_network_when_the_task_has_none(tmp_path: Path) -
     assert task.sandbox.network == Network(setup="Public", agent="None", verifier="None")
 
 
+def test_script_without_an_interpreter_is_run_by_bash_if_there_is_one(tmp_path: Path) -> None:
+    folder = hello_world(tmp_path / "t", **{"tests/test.sh": "source env\n", "solution/solve.sh": "#!/bin/sh\n:\n"})
+    task = one(folder)
+    assert task.verifier is not None
+    assert task.verifier.commands == ['"$(command -v bash || echo /bin/sh)" /tests/test.sh']
+    assert task.solution[0].endswith("\n/bin/sh /solution/solve.sh")
+
+
 @pytest.mark.parametrize("key", ["schema_version", "version"])
 def test_version_that_harbor_does_not_have_is_reported(key: str, tmp_path: Path) -> None:
     loaded = load(with_config(tmp_path / "t", f"{key} = '2.0'"))

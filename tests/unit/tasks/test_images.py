@@ -36,5 +36,11 @@ def test_the_longest_prefix_decides() -> None:
     assert [rewritten(image, bases) for image in ("a/c:1", "a/b/c", "ab/c", "a/b")] == ["x/c:1", "y/c", "ab/c", "whole"]
 
 
+def test_entry_without_a_digest_replaces_an_image_that_has_one() -> None:
+    bases = {"debian:12": "./roots/debian", "debian:12@sha256:b": "exact", "debian:": "mirror/debian:"}
+    images = ("debian:12@sha256:a", "debian:12@sha256:b", "debian:11@sha256:a")
+    assert [rewritten(image, bases) for image in images] == ["./roots/debian", "exact", "mirror/debian:11@sha256:a"]
+
+
 def test_image_name_is_valid_for_a_registry() -> None:
     assert image_name("r/{name}:{digest}", "My Task@1_", "abc") == "r/my-task-1:abc"
