@@ -111,20 +111,24 @@ def keepers_children(host: Any) -> tuple[list[int], int]:
     """Return the inits and the spares of workspaces, which have PID namespaces of their own, and the process that
     removes layers.
     """
-    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        below = processes.descendants(processes.all_processes(proc), host._zygote_pid)
-    finally:
-        os.close(proc)
-    (keeper,) = (process.pid for process in below if process.parent == host._zygote_pid)
-    children = [process.pid for process in below if process.parent == keeper]
-    own = os.readlink(f"/proc/{keeper}/ns/pid")
-    namespaces = {}
-    for pid in children:
-        with contextlib.suppress(FileNotFoundError):  # of one that ended meanwhile
-            namespaces[pid] = os.readlink(f"/proc/{pid}/ns/pid")
-    (remover,) = (pid for pid, namespace in namespaces.items() if namespace == own)
-    return [pid for pid in namespaces if pid != remover], remover
+    for _ in range(1000):
+        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            below = processes.descendants(processes.all_processes(proc), host._zygote_pid)
+        finally:
+            os.close(proc)
+        (keeper,) = (process.pid for process in below if process.parent == host._zygote_pid)
+        children = [process.pid for process in below if process.parent == keeper]
+        own = os.readlink(f"/proc/{keeper}/ns/pid")
+        namespaces = {}
+        for pid in children:
+            with contextlib.suppress(FileNotFoundError):  # of one that ended meanwhile
+                namespaces[pid] = os.readlink(f"/proc/{pid}/ns/pid")
+        removers = [pid for pid, namespace in namespaces.items() if namespace == own]
+        if len(removers) == 1:
+            return [pid for pid in namespaces if pid != removers[0]], removers[0]
+        time.sleep(0.01)  # a child that was just forked has no namespace of its own yet
+    raise AssertionError(f"{removers} have the namespace of {keeper}")
 
 
 async def assert_no_layer_is_left_over(host: Any, *, but: int = 0) -> None:
