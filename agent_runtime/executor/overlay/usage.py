@@ -218,19 +218,20 @@ class OwnGroup:
                     self._path, self._own = f"{folder}/{stat_name}", limit - memory_bytes
                     return
 
-    def used(self) -> int:
-        """Return the memory that all workspaces use, without what the container has for the executor itself; 0 if it is
-        unknown.
+    def used(self) -> tuple[int, int]:
+        """Return the memory that all workspaces use, without what the container has for the executor itself; and how much
+        of it can be shared memory, of which the executor has none. (0, 0) if it is unknown.
         """
         if self._path is None:
-            return 0
+            return 0, 0
         try:
             with open(self._path, encoding="ascii") as file:
                 stat = dict(line.split() for line in file)
             # Version 1 of control groups calls anonymous memory rss.
-            return max(0, int(stat.get("anon") or stat["rss"]) + int(stat["shmem"]) - self._own)
+            private, shared = int(stat.get("anon") or stat["rss"]), int(stat["shmem"])
+            return max(0, private + shared - self._own), shared
         except (OSError, ValueError, KeyError):
-            return 0
+            return 0, 0
 
 
 def shared_memory_of_machine() -> int:

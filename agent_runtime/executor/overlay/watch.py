@@ -14,21 +14,10 @@ from typing import TYPE_CHECKING, Any
 from agent_runtime.executor.host import WorkspaceFailure
 from agent_runtime.executor.init.processes import Process, all_processes, descendants, live_threads, runnable_threads
 from agent_runtime.executor.init.trees import remove_entry
-from agent_runtime.executor.overlay.memory import (
-    Decision,
-    ProgressClock,
-    Situation,
-    Unit,
-    decide,
-    is_near,
-    last_mark,
-    node_has_pressure,
-    possible_growth,
-    read_pressure,
-)
+from agent_runtime.executor.overlay.memory import last_mark
+from agent_runtime.executor.overlay.sandbox_memory import SandboxMemory, tools_of
 from agent_runtime.executor.overlay.usage import (
     MAX_NICE,
-    OwnGroup,
     Usage,
     excess,
     fair_nice,
@@ -65,9 +54,6 @@ _MAPPINGS_SECONDS = 2.0
 # While memory may become short: several processors together use about 20 MiB in this time.
 _NEAR_CHECK_SECONDS = 0.005
 _NEAR_REST_FACTOR = 3
-_PRESSURE_SECONDS = 1.0
-# Share of the longest time between two measurements that remains at the next one.
-_LESS_BUSY = 0.9
 # Counting time depends on the number of files, and a shared disk changes all the time. So counting pauses like
 # measuring, but never longer than this, because nothing is counted during a pause.
 _COUNT_REST_SECONDS = 1.0
@@ -100,18 +86,10 @@ class Watch:
         self._observations: dict[Workspace, _Observation] = {}
         self._stopping: dict[Workspace, asyncio.Task[None]] = {}
         self._awake = asyncio.Event()
-        self._used = 0
-        """The sandbox's memory at the last check."""
-        self._progress = ProgressClock(time.monotonic())
-        self._starts_wait = self._has_pressure = False
-        self._is_settled = True
-        self._checked_at, self._interval = time.monotonic(), 0.0
-        self._pressure_read_at = -_PRESSURE_SECONDS
         with open(os.memfd_create("device", os.MFD_CLOEXEC), "rb") as probe:
             self._memory_device = os.fstat(probe.fileno()).st_dev
-        self._group = None if self._memory_limit is None else OwnGroup(self._memory_limit)
+        self._memory = None if self._memory_limit is None else SandboxMemory(self._memory_limit, self._processors)
         self._machine_shared = 0
-        self._was_over_alone = False
         self._task = asyncio.create_task(self._run())
 
     def add(self, workspace: Workspace) -> None:
@@ -123,7 +101,7 @@ class Watch:
 
     def admit(self, workspace: Workspace) -> None:
         """Watch the workspace before it starts a command. The command must wait if its `pause` is on then."""
-        if self._starts_wait and not self._active.intersection(workspace.members):
+        if self._memory is not None and self._memory.starts_wait and not self._active.intersection(workspace.members):
             workspace.pause.begin()
         self.add(workspace)
 
@@ -157,10 +135,11 @@ class Watch:
         while True:
             if not self._awake.is_set():
                 await self._awake.wait()
-                self._checked_at = time.monotonic()
+                if self._memory is not None:
+                    self._memory.begin()
             limited = self._memory_limit or self._disk_limit
             limited = limited or any(_limited(workspace) for workspace in self._active)
-            near = self._memory_limit is not None and is_near(self._used, self._memory_limit)
+            near = self._memory is not None and self._memory.is_near
             pause = _CHECK_SECONDS if limited else _IDLE_CHECK_SECONDS
             await asyncio.sleep(_NEAR_CHECK_SECONDS if near else pause)
             began = time.thread_time()
@@ -180,9 +159,11 @@ class Watch:
                 self._check(workspace, used)
         if not self._active:
             self._awake.clear()
-            self._starts_wait = False
-        if self._memory_limit is not None:
-            self._check_memory(self._memory_limit)
+        if self._memory is not None:
+            uncertain = {workspace for workspace, seen in self._observations.items() if seen.mappings is None}
+            ending = self._memory.check(self._active, self._observations, uncertain)
+            if ending is not None and not self._stopping:
+                self._end_for_memory(*ending)
         if self._stopping:
             return  # a workspace that is being stopped still counts, so do not stop another one meanwhile
         usages = {str(id(workspace)): workspace.last for workspace in self._observations}
@@ -192,118 +173,17 @@ class Watch:
         if over is not None:
             self._stop(active[over], self._end(active[over], "Disk"))
 
-    def _check_memory(self, limit: int) -> None:
-        groups = self._groups()
-        idle = self._idle_groups(groups)
-        every = {**groups, **idle}
-        known = sum(workspace.last.memory_bytes for workspace in self._observations)
-        used = max(known, self._group.used() if self._group is not None else 0)
-        growth, self._used = max(0, used - self._used), used
-        unknown = self._shares_of_unknown(every, used - known)
-        alone = self._alone(every)
-        own = 0 if alone is None else used - known
-        if alone is not None:
-            self._end_excess(alone, own)
-        units = [
-            Unit(
-                name,
-                sum(member.last.memory_bytes for member in group) + own,
-                min(member.oldest_command for member in group),
-                group[0].created,
-                group[0].spec.limits.memory_bytes,
-                group[0].pause.is_on,
-                any(member.pause.is_forbidden for member in group),
-                name in idle,
-                unknown_bytes=0 if own else unknown.get(name, 0),
+    def _end_for_memory(self, group: list[Workspace], cause: str) -> None:
+        if cause == "Memory":
+            largest = max(group, key=lambda member: member.last.memory_bytes)
+            self._stop(largest, self._end(largest, cause))
+            return
+        for member in group:
+            message = (
+                f"workspace {member.spec.id!r} was ended because the sandbox's memory, which its workspaces share, was used "
+                "up; its own limit was not reached"
             )
-            for name, group in every.items()
-        ]
-        now = time.monotonic()
-        # A machine that was too busy to measure once will be so again.
-        self._interval = max(now - self._checked_at, self._interval * _LESS_BUSY)
-        self._checked_at = now
-        possible = possible_growth(limit, self._processors, self._interval)
-        stuck = self._progress.seconds(used, limit, now, starts_wait=self._starts_wait)
-        if now - self._pressure_read_at >= _PRESSURE_SECONDS:
-            self._pressure_read_at, self._has_pressure = now, node_has_pressure(read_pressure())
-        decision = decide(units, Situation(used, limit, growth, possible, stuck, self._has_pressure, self._is_settled))
-        self._progress.decided(decision, used, now)
-        self._apply(decision, groups, idle)
-
-    def _shares_of_unknown(self, groups: Mapping[str, list[Workspace]], unknown: int) -> Mapping[str, int]:
-        """Divide memory that no measurement of a workspace shows, equally among those that may have it."""
-        may = [
-            name
-            for name, group in groups.items()
-            if any(self._observations[member].mappings is None for member in group if member in self._observations)
-        ]
-        holders = may or list(groups)
-        return {name: unknown // len(holders) for name in holders}
-
-    def _alone(self, groups: Mapping[str, list[Workspace]]) -> list[Workspace] | None:
-        """Return the only workspace, with those that joined it; None if others may have memory too."""
-        living = {id(workspace.members) for workspace in self._observations if not workspace.frozen}
-        return next(iter(groups.values())) if len(living) == len(groups) == 1 else None
-
-    def _end_excess(self, group: list[Workspace], unknown: int) -> None:
-        """End a workspace's processes if it exceeds its limit at two checks, `unknown` bytes included."""
-        limit = group[0].spec.limits.memory_bytes
-        was_over, self._was_over_alone = self._was_over_alone, False
-        if limit is not None and unknown > 0 and not self._stopping:
-            self._was_over_alone = sum(member.last.memory_bytes for member in group) + unknown > limit
-            if was_over and self._was_over_alone:
-                largest = max(group, key=lambda member: member.last.memory_bytes)
-                self._stop(largest, self._end(largest, "Memory"))
-
-    def _groups(self) -> dict[str, list[Workspace]]:
-        """Return the workspaces with processes or waiting commands, together with those that joined them."""
-        groups = {}
-        for members in {id(workspace.members): workspace.members for workspace in self._active}.values():
-            group = sorted(members, key=lambda member: member.spec.joins is not None)
-            pause = group[0].pause
-            if any(member.last.processes for member in group) or (pause.is_on and any(m.busy for m in group)):
-                groups[group[0].spec.id] = group
-            else:
-                pause.end()
-        return groups
-
-    def _idle_groups(self, active: Mapping[str, list[Workspace]]) -> dict[str, list[Workspace]]:
-        """Return the other workspaces with files in memory, like `_groups`."""
-        holders = [workspace for workspace in self._observations if workspace.last.memory_bytes]
-        groups = {}
-        for members in {id(workspace.members): workspace.members for workspace in holders}.values():
-            group = sorted(members, key=lambda member: member.spec.joins is not None)
-            if group[0].spec.id not in active:
-                groups[group[0].spec.id] = group
-        return groups
-
-    def _apply(
-        self, decision: Decision, groups: dict[str, list[Workspace]], idle: Mapping[str, list[Workspace]]
-    ) -> None:
-        self._starts_wait, self._is_settled = decision.starts_wait, not (decision.pause or decision.resume)
-        for name in decision.resume:
-            for member in groups[name]:
-                member.pause.proceed(member.proc, _listed_tools(member))
-            groups[name][0].pause.end()
-        for name in decision.pause:
-            groups[name][0].pause.begin()
-        for group in groups.values():
-            if group[0].pause.is_on:
-                for member in group:
-                    member.pause.stop(member.proc, _listed_tools(member))
-        if decision.end is not None and not self._stopping:
-            name, cause = decision.end
-            group = groups.get(name) or idle[name]
-            if cause == "Memory":
-                largest = max(group, key=lambda member: member.last.memory_bytes)
-                self._stop(largest, self._end(largest, cause))
-            else:
-                for member in group:
-                    message = (
-                        f"workspace {member.spec.id!r} was ended because the sandbox's memory, which its workspaces "
-                        "share, was used up; its own limit was not reached"
-                    )
-                    self._stop(member, self._fail(member, cause, message))
+            self._stop(member, self._fail(member, cause, message))
 
     async def _fail(self, workspace: Workspace, cause: str, message: str) -> None:
         await workspace.fail(cause, message)
@@ -320,7 +200,7 @@ class Watch:
             return
         running = descendants(everything, workspace.inner_init)
         observation = self._observations[workspace]
-        tools = _tools(running, workspace.inner_init)
+        tools = tools_of(running, workspace.inner_init)
         count = sum(process.threads for process in tools)
         self._share_processors(workspace, observation, tools, count)
         running = live_threads(workspace.proc, running)
@@ -329,9 +209,9 @@ class Watch:
             (limit for limit in (limits.memory_bytes, self._memory_limit) if limit is not None), default=None
         )
         others = [member.last for member in workspace.members if member is not workspace]
-        if self._memory_limit is not None and is_near(self._used, self._memory_limit):
+        if self._memory is not None and self._memory.is_near:
             # The sum over many workspaces must be exact before one pauses.
-            memory_limit = min(memory_limit or sys.maxsize, int(last_mark(self._memory_limit) / len(self._active)))
+            memory_limit = min(memory_limit or sys.maxsize, int(last_mark(self._memory.limit) / len(self._active)))
         if memory_limit is not None:
             memory_limit = max(0, memory_limit - sum(usage.memory_bytes for usage in others))
         hidden_memory, hidden_disk, descriptors, files = hidden_bytes(workspace.proc, running, self._memory_device)
@@ -394,7 +274,7 @@ class Watch:
         observation.runnable = len(threads)
         if all(thread.nice >= nice for thread in threads):
             return
-        outside = _tools(descendants(all_processes(self._host.proc), workspace.init_pid), workspace.init_pid)
+        outside = tools_of(descendants(all_processes(self._host.proc), workspace.init_pid), workspace.init_pid)
         for thread in runnable_threads(self._host.proc, outside):
             if thread.nice < nice:
                 with contextlib.suppress(OSError):  # the thread has ended, or belongs to another user
@@ -444,18 +324,6 @@ class Watch:
     def _file_system_used(self) -> int:
         info = os.statvfs(self._host.written)
         return (info.f_blocks - info.f_bfree) * info.f_frsize
-
-
-def _tools(running: list[Process], init: int) -> list[Process]:
-    """Return all processes except direct children of init, which are subreapers and helpers."""
-    return [process for process in running if process.parent != init]
-
-
-def _listed_tools(workspace: Workspace) -> list[Process]:
-    if workspace.is_resting:
-        return []  # its descriptor is that of the whole machine
-    everything = all_processes(workspace.proc)
-    return _tools(descendants(everything, workspace.inner_init), workspace.inner_init)
 
 
 def _limited(workspace: Workspace) -> bool:
