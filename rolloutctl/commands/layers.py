@@ -57,7 +57,7 @@ async def list_steps(where: WhereArgument = DEFAULT_OUTPUT, form: FormOption = F
         return
     answer_table("", COLUMNS, [_row(step) for step in steps], right=RIGHT)
     layers = {step.entry.layer.digest: step.entry.layer.bytes for step in steps}
-    say(f"{len(steps)} steps with {len(layers)} layers, {sum(layers.values()) / 1e6:.1f} MB before compression.")
+    say(f"Steps: {len(steps)}, layers: {len(layers)}, {sum(layers.values()) / 1e6:.1f} MB before compression.")
 
 
 @app.command(epilog=EXIT_CODES)
