@@ -183,7 +183,8 @@ class _Waiting:
         self.number, self.process = number, process
         self.until = stream.loop.time() + ANSWER_SECONDS
         self._stream, self._attempt, self._asked = stream, attempt, asked
-        self._is_paused = False
+        self._is_still = False
+        """Whether the last frame said that its time is not running."""
         notifiers = (process.over, process.pausing, attempt.superseded)
         self._notifiers: tuple[Notifier, ...] = (*notifiers, process.changed) if asked.lives_on else notifiers
         self._listen()
@@ -195,7 +196,8 @@ class _Waiting:
             if frame is None:
                 self._attempt.fence.require(self._asked.hold)
                 self._listen()  # a notifier calls each callback only once
-                if self._is_paused != self.process.is_paused:
+                # After a pause, it is still until its start is decided: a frame without an id would say that too.
+                if self._is_still != (self.process.is_paused or (self._is_still and not self.process.is_settled)):
                     self._stream.report(self)
                 return
         except ApiError as error:
@@ -204,16 +206,19 @@ class _Waiting:
 
     def running(self) -> bytes:
         """Return the frame that reports the command so far. Without an id, its time is not running."""
-        self._is_paused = self.process.is_paused
-        return framed(self.number, bytes([IS_RUNNING])) if self._is_paused else started(self.number, self.process)
+        self._is_still = self.process.is_paused or not self.process.is_settled
+        self._listen()
+        return framed(self.number, bytes([IS_RUNNING])) if self._is_still else started(self.number, self.process)
 
     def _listen(self) -> None:
         for notifier in self._notifiers:
             notifier.add(self.look)
+        if self._is_still and not self.process.is_settled:
+            self.process.changed.add(self.look)
 
     def forget(self) -> None:
         """Stop watching the command: no caller waits for its answer any more."""
-        for notifier in self._notifiers:
+        for notifier in (*self._notifiers, self.process.changed):
             notifier.discard(self.look)
 
 

@@ -326,6 +326,23 @@ async def test_pause_of_a_command_is_reported_when_it_begins_and_ends() -> None:
     assert wire.answers[2] == Running("")
 
 
+async def test_command_that_waited_for_its_start_is_reported_as_soon_as_it_runs() -> None:
+    """Otherwise its time would not be the agent's for up to 25 s more, or until its end."""
+    process = FakeProcess()
+    process.is_settled, process.is_paused = False, True
+    wire = Wire({"a": process})
+    wire.ask(1, "a")
+    process.pause(False)
+    assert [told(frame, 1) for frame in wire.written] == [Running("")], "it is not started yet"
+    process.is_settled = True
+    process.changed.notify()
+    assert [told(frame, 1) for frame in wire.written] == [Running(""), Running("4-call_1")]
+    process.changed.notify()
+    process.end(Exit(0, None))
+    process.changed.notify()
+    assert len(wire.written) == 3
+
+
 async def test_a_command_that_lives_on_is_answered_once_it_is_started() -> None:
     process = FakeProcess()
     process.is_settled = False
