@@ -62,8 +62,10 @@ _DEFAULTS = 16
 _ENV_VALUE = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|((?:(?!\s#).)*)""")
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\"}
 _ESCAPED = re.compile(r"\\(.)")
-_IDLE = re.compile(r"sleep|tail -f|\btrue\b|^(\[')?(/bin/)?(ba)?sh('\])?$")
+_IDLE = re.compile(r"(?:exec +)?(?:sleep|tail -[fF]|true|:|wait|read)(?: .*)?|")
 """Commands that keep a container running, and do nothing else."""
+_SHELL = re.compile(r"(?:/(?:usr/)?bin/)?(?:ba)?sh\b(?: +-\w+)*")
+_BETWEEN_COMMANDS = re.compile(r"&&|\|\||[;&\n]|\b(?:while|do|done)\b")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h)")
 _UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 
@@ -271,7 +273,7 @@ class ComposeReader:
     def judge_own(self, own: Mapping[str, Any]) -> None:
         """Report programs of the agent's own service, other than those that only keep a container running."""
         for key in ("entrypoint", "command"):
-            if own.get(key) and not _IDLE.search(str(own[key])):
+            if not _is_idle(own.get(key) or ""):
                 self.report(
                     f"services.{self.own}.{key} is not started: no program runs beside the agent in its own workspace; "
                     "make it a service of its own"
@@ -542,6 +544,13 @@ def _read_only_source(entry: Any) -> str | None:
         return str(entry.get("source")) if entry.get("read_only") else None
     source, _, rest = str(entry).partition(":")
     return source if "ro" in rest.partition(":")[2].split(",") else None
+
+
+def _is_idle(command: str | list[Any]) -> bool:
+    """Whether all that a command does is to keep a container running."""
+    text = command if isinstance(command, str) else " ".join(map(str, command))
+    text = _SHELL.sub("", text, count=1) if _SHELL.match(text) else text
+    return all(_IDLE.fullmatch(part.strip(" \"'")) for part in _BETWEEN_COMMANDS.split(text))
 
 
 def _separated(line: str) -> tuple[str, str, str]:

@@ -257,6 +257,26 @@ services:
     assert "own is not read-only" not in told
 
 
+@pytest.mark.parametrize(
+    ("command", "is_idle"),
+    [
+        ('["sh", "-c", "sleep infinity"]', True),
+        ("tail -f /dev/null", True),
+        ("/bin/bash", True),
+        ("bash -lc 'while true; do sleep 3600; done'", True),
+        ('["sh", "-c", "exec sleep 1d & wait"]', True),
+        ('["sh", "-c", "/start.sh && sleep infinity"]', False),
+        ("bash -c 'service ssh start; tail -f /dev/null'", False),
+        ("serve --verbose=true", False),
+        ("/opt/sleep-api/run", False),
+    ],
+)
+def test_program_beside_the_agent_is_reported_also_before_a_sleep(tmp_path: Path, command: str, is_idle: bool) -> None:
+    compose = f"services:\n  client:\n    build: .\n    command: {command}\n"
+    told = "\n".join(map(str, load(terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose})).warnings))
+    assert ("services.client.command is not started" not in told) == is_idle
+
+
 ALIASES = "\n".join(f"x-{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9) if n else 1}]" for n in range(12))
 
 
