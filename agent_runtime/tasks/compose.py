@@ -60,6 +60,8 @@ _VARIABLE = re.compile(r"\$(?:\$|\{([A-Za-z_][A-Za-z0-9_]*)(:?[-?+]|(?=\}))|([A-
 _DEFAULTS = 16
 """Limit of defaults within defaults."""
 _ENV_VALUE = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|((?:(?!\s#).)*)""")
+_OPENING_QUOTE = re.compile(r"""[^=:#'"]*[=:]\s*(['"])""")
+_TO_CLOSING_QUOTE: Final = {"'": re.compile(r"[^']*'"), '"': re.compile(r'(?:[^"\\]|\\.)*"')}
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\"}
 _ESCAPED = re.compile(r"\\(.)")
 _IDLE = re.compile(r"(?:exec +)?(?:sleep|tail -[fF]|true|:|wait|read)(?: .*)?|")
@@ -130,6 +132,8 @@ class ComposeReader:
     """Further names of services, by service."""
     env_file: Mapping[str, str] = field(default_factory=dict)
     """Variables of the file `.env` beside this one."""
+    earlier: Mapping[str, str | None] = field(default_factory=dict)
+    """Variables of the lines of an env file above the one that is read."""
 
     def read(self) -> Compose:
         """Return what it says; an empty one if there is no such file, or with problems in the notes."""
@@ -263,7 +267,10 @@ class ComposeReader:
         if value is not None:
             self.notes.report_variable(self.file, name)
             return value
-        return self.env_file.get(name, PROJECT if name == "COMPOSE_PROJECT_NAME" else None)
+        for values in (self.env_file, self.earlier):
+            if (value := values.get(name)) is not None:
+                return value
+        return PROJECT if name == "COMPOSE_PROJECT_NAME" else None
 
     def judge_keys(self, name: str, service: Mapping[str, Any]) -> None:
         for key in sorted(set(map(str, service)) - _SUPPORTED - _WITHOUT_EFFECT):
@@ -345,8 +352,13 @@ class ComposeReader:
         return {"context": given} if isinstance(given, str) else dict(given or {})
 
     def build_args(self, service: Mapping[str, Any]) -> dict[str, str]:
-        given = pairs(self.build(service).get("args"))
-        return {name: found for name, value in given if (found := self.variable(name) if value is None else value)}
+        args = self.build(service).get("args") or {}
+        if not isinstance(args, _LIST_OR_MAPPING):
+            self.refuse(f"build.args: {args!r} is not supported, expected a list or a mapping")
+            return {}
+        return {
+            name: found for name, value in pairs(args) if (found := self.variable(name) if value is None else value)
+        }
 
     def dockerfile(self, name: str, service: Mapping[str, Any]) -> Dockerfile | None:
         build = self.build(service)
@@ -428,7 +440,8 @@ class ComposeReader:
     def env_lines(self, text: str) -> dict[str, str]:
         """Return the variables of an env file. Those without a value are the environment's."""
         found: dict[str, str | None] = {}
-        for line in text.splitlines():
+        self.earlier = found
+        for line in _statements(text):
             line = line.strip().removeprefix("export ")
             # Compose takes `NAME: value` too.
             name, separator, written = _separated(line)
@@ -444,6 +457,7 @@ class ComposeReader:
                 found[name] = self.filled_text(_ESCAPED.sub(lambda one: _ESCAPES.get(one[1], one[0]), match[2]))
             else:
                 found[name] = self.filled_text(match[3].rstrip())
+        self.earlier = {}
         return {name: value for name, value in found.items() if value is not None}
 
     def linked_names(self, services: Iterable[Mapping[str, Any]]) -> Mapping[str, list[str]]:
@@ -551,6 +565,20 @@ def _is_idle(command: str | list[Any]) -> bool:
     text = command if isinstance(command, str) else " ".join(map(str, command))
     text = _SHELL.sub("", text, count=1) if _SHELL.match(text) else text
     return all(_IDLE.fullmatch(part.strip(" \"'")) for part in _BETWEEN_COMMANDS.split(text))
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Yield the lines of an env file; lines up to a closing quote are one."""
+    lines, at = text.splitlines(), 0
+    while at < len(lines):
+        end = at + 1
+        if (opening := _OPENING_QUOTE.match(lines[at])) is not None:
+            closing = _TO_CLOSING_QUOTE[opening[1]]
+            if closing.match(lines[at], opening.end()) is None:
+                following = (number for number in range(end, len(lines)) if closing.match(lines[number]))
+                end = next(following, at) + 1
+        yield "\n".join(lines[at:end])
+        at = end
 
 
 def _separated(line: str) -> tuple[str, str, str]:

@@ -1,5 +1,6 @@
 """Reading docker-compose.yaml of task folders."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,36 @@ def test_program_beside_the_agent_is_reported_also_before_a_sleep(tmp_path: Path
     compose = f"services:\n  client:\n    build: .\n    command: {command}\n"
     told = "\n".join(map(str, load(terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose})).warnings))
     assert ("services.client.command is not started" not in told) == is_idle
+
+
+DOTENV = """
+BASE=/srv
+DATA=${BASE}/data
+CERT="first # line
+last \\" line"
+TWO='a
+b'
+AFTER=x
+OPEN="never closed
+"""
+
+
+def test_env_file_uses_its_earlier_lines_and_has_values_of_several_lines(tmp_path: Path) -> None:
+    expected = {"DATA": "/srv/data", "CERT": 'first # line\nlast " line', "TWO": "a\nb", "AFTER": "x"}
+    client = "services:\n  client:\n    build: .\n"
+    env_file = f"{client}    env_file: .env\n"
+    environment = f"{client}    environment: {json.dumps([f'{name}=${{{name}}}' for name in expected])}\n"
+    for number, compose in enumerate((env_file, environment)):
+        folder = terminal_bench(tmp_path / str(number), **{"docker-compose.yaml": compose, ".env": DOTENV})
+        (task,) = load(folder).tasks
+        found = {variable.name: variable.value for variable in task.sandbox.env}
+        assert {name: found[name] for name in expected} == expected
+
+
+def test_arguments_of_a_build_of_wrong_type_are_refused(tmp_path: Path) -> None:
+    compose = "services:\n  client: {build: {args: 5}}\n"
+    with pytest.raises(TaskSourceError, match=r"build\.args: 5 is not supported, expected a list or a mapping"):
+        load(terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose}))
 
 
 ALIASES = "\n".join(f"x-{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9) if n else 1}]" for n in range(12))
