@@ -59,6 +59,7 @@ class BuildWorkspaces:
             network=spec.network,
             is_limited=False,
             is_single=True,
+            alone=spec.alone,
             start_seconds=spec.start_seconds,
             working_dir_of_image=True,
         )
@@ -70,10 +71,11 @@ class BuildWorkspaces:
     @contextlib.asynccontextmanager
     async def prepared(self, spec: WorkspaceSpec, name: str) -> AsyncIterator[Workspace]:
         """A workspace in a task's prepared state. Its group has the `name`, so that after a crash the next builder
-        continues the preparation.
+        continues the preparation. It is alone in its sandbox if the task's workspace will be: others there may have been
+        why an earlier preparation was lost.
         """
         group = f"{self._label}-{name[:12]}"
-        wanted = dataclasses.replace(spec, group=group, is_single=True, stores_setup=False, alone=False)
+        wanted = dataclasses.replace(spec, group=group, is_single=True, stores_setup=False)
         async with self._acquired(wanted, "setup") as workspace:
             yield workspace
 

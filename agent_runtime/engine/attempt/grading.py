@@ -170,7 +170,7 @@ async def grade_artifacts(
                 watch=watch,
             )
         except Exception as error:
-            is_alone = workspace is not None and workspace.alone
+            is_alone = spec.alone if workspace is None else workspace.alone
             decision = attribute(error, Situation(Phase.GRADING, True, exposed, is_alone, losses_alone))
             if decision.action is Action.FAIL:
                 return failed_verdict(decision.message)

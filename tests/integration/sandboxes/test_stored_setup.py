@@ -17,7 +17,7 @@ from agent_runtime.builds.provider import BuildingProvider
 from agent_runtime.recording.build_steps import BuildEntry, stored_steps
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import Store
-from agent_runtime.sandboxes.base import Fence, SandboxFailure, SetupFailed, Workspace, WorkspaceSpec
+from agent_runtime.sandboxes.base import SANDBOX_MEMORY, Fence, SandboxFailure, SetupFailed, Workspace, WorkspaceSpec
 from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.files import ContextFile, Dockerfile, TaskFile
 from rollout_api.sandbox import Resources
@@ -108,6 +108,26 @@ async def test_second_job_starts_from_the_layer_without_running_the_setup(output
         assert await second.say(storing(UNIQUE), "cat made given.txt") == made
         assert (second.made, len(second.steps)) == ([], 1)
     assert len(made) > 36
+
+
+async def test_setup_of_a_task_that_is_tried_again_alone_has_a_sandbox_of_its_own(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the same neighbours could use up the memory of each attempt's setup."""
+    async with output.job() as job:
+        acquire, hosted = job.local.acquire, []
+
+        async def crowded(wanted: WorkspaceSpec, **how: Any) -> Workspace:
+            hosted.append((how["name"], wanted.alone))
+            if how["name"] == "setup" and not wanted.alone:
+                raise SandboxFailure(SANDBOX_MEMORY, "the neighbours use it up")
+            return await acquire(wanted, **how)
+
+        monkeypatch.setattr(job.local, "acquire", crowded)
+        with pytest.raises(SandboxFailure, match="the neighbours use it up"):
+            await job.say(storing(UNIQUE), "cat made")
+        assert len(await job.say(storing(UNIQUE, alone=True), "cat made")) > 36
+        assert hosted[-2:] == [("setup", True), ("agent", True)]
 
 
 async def test_groups_that_differ_only_in_their_prompt_share_a_setup(output: Output) -> None:
