@@ -40,6 +40,7 @@ class SandboxMemory:
         """Whether commands of workspaces without processes must wait for their start."""
         self._used = 0
         self._group = OwnGroup(limit)
+        self._kills = self._group.kills()
         self._progress = ProgressClock(time.monotonic())
         self._is_settled = True
         self._was_over_alone = self._has_pressure = False
@@ -68,8 +69,8 @@ class SandboxMemory:
         of_group, shared = self._group.used()
         used = max(known, of_group)
         growth, self._used = max(0, used - self._used), used
-        alone = _alone(every, observed)
-        own = 0 if alone is None else min(used - known, shared)
+        only = only_group(observed)
+        own = 0 if only is None else min(used - known, shared)
         shares = {} if own else _shares_of_unknown(every, uncertain, used - known)
         units = [
             Unit(
@@ -88,12 +89,17 @@ class SandboxMemory:
         decision = decide(units, self._situation(used, growth))
         self._progress.decided(decision, used, self._checked_at)
         self._apply(decision, groups)
-        if alone is not None and self._is_over(alone, own):
-            return alone, "Memory"
+        if only is not None and self._is_over(only, own):
+            return only, "Memory"
         if decision.end is None:
             return None
         name, cause = decision.end
         return every[name], cause
+
+    def has_new_kills(self) -> bool:
+        """Whether the kernel has ended processes since the last call."""
+        before, self._kills = self._kills, self._group.kills()
+        return self._kills > before
 
     def _situation(self, used: int, growth: int) -> Situation:
         now = time.monotonic()
@@ -146,7 +152,8 @@ def _memory(group: Iterable[Workspace]) -> int:
     return sum(member.last.memory_bytes for member in group)
 
 
-def _grouped(workspaces: Iterable[Workspace]) -> list[list[Workspace]]:
+def grouped(workspaces: Iterable[Workspace]) -> list[list[Workspace]]:
+    """Return them with those that joined them, which are last."""
     sets = {id(workspace.members): workspace.members for workspace in workspaces}
     return [sorted(members, key=lambda member: member.spec.joins is not None) for members in sets.values()]
 
@@ -154,7 +161,7 @@ def _grouped(workspaces: Iterable[Workspace]) -> list[list[Workspace]]:
 def _groups(active: Iterable[Workspace]) -> Groups:
     """Return those with processes or waiting commands, and end the pauses of the others."""
     groups = {}
-    for group in _grouped(active):
+    for group in grouped(active):
         pause = group[0].pause
         if any(member.last.processes for member in group) or (pause.is_on and any(m.busy for m in group)):
             groups[group[0].spec.id] = group
@@ -165,14 +172,14 @@ def _groups(active: Iterable[Workspace]) -> Groups:
 
 def _idle_groups(observed: Iterable[Workspace], active: Groups) -> Groups:
     """Return the others that have files in memory."""
-    holders = _grouped(workspace for workspace in observed if workspace.last.memory_bytes)
+    holders = grouped(workspace for workspace in observed if workspace.last.memory_bytes)
     return {group[0].spec.id: group for group in holders if group[0].spec.id not in active}
 
 
-def _alone(groups: Groups, observed: Iterable[Workspace]) -> list[Workspace] | None:
+def only_group(observed: Iterable[Workspace]) -> list[Workspace] | None:
     """Return the only workspace, with those that joined it; None if others may have memory too."""
-    living = {id(workspace.members) for workspace in observed if not workspace.frozen}
-    return next(iter(groups.values())) if len(living) == len(groups) == 1 else None
+    groups = grouped(workspace for workspace in observed if not workspace.frozen)
+    return groups[0] if len(groups) == 1 else None
 
 
 def _shares_of_unknown(groups: Groups, uncertain: Collection[Workspace], unknown: int) -> Mapping[str, int]:

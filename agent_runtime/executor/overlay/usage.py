@@ -207,31 +207,47 @@ class OwnGroup:
     """The control group of the sandbox, if its container has one with a limit of its own."""
 
     def __init__(self, memory_bytes: int, folder: str = "/sys/fs/cgroup") -> None:
-        self._path: str | None = None
+        self._stat: str | None = None
+        self._events = ""
         self._own = 0
-        names = ("memory.max", "memory.stat"), ("memory/memory.limit_in_bytes", "memory/memory.stat")
-        for limit_name, stat_name in names:
+        for limit_name, stat_name, events_name in (
+            ("memory.max", "memory.stat", "memory.events"),
+            ("memory/memory.limit_in_bytes", "memory/memory.stat", "memory/memory.oom_control"),
+        ):
             with contextlib.suppress(OSError, ValueError):
                 with open(f"{folder}/{limit_name}", encoding="ascii") as file:
                     limit = int(file.read())  # `max` is no number
                 if memory_bytes <= limit < os.sysconf("SC_PHYS_PAGES") * _PAGE:
-                    self._path, self._own = f"{folder}/{stat_name}", limit - memory_bytes
+                    self._stat, self._events = f"{folder}/{stat_name}", f"{folder}/{events_name}"
+                    self._own = limit - memory_bytes
                     return
 
     def used(self) -> tuple[int, int]:
         """Return the memory that all workspaces use, without what the container has for the executor itself; and how much
-        of it can be shared memory, of which the executor has none. (0, 0) if it is unknown.
+        of it can be shared memory or the kernel's, of which the executor has little. (0, 0) if it is unknown.
         """
-        if self._path is None:
+        if self._stat is None:
             return 0, 0
         try:
-            with open(self._path, encoding="ascii") as file:
-                stat = dict(line.split() for line in file)
-            # Version 1 of control groups calls anonymous memory rss.
-            private, shared = int(stat.get("anon") or stat["rss"]), int(stat["shmem"])
-            return max(0, private + shared - self._own), shared
+            stat = _numbers(self._stat)
+            # Version 1 of control groups calls anonymous memory rss, and does not tell the kernel's that is in use.
+            private, shared = stat["anon"] if "anon" in stat else stat["rss"], stat["shmem"]
+            kernel = max(0, stat.get("kernel", 0) - stat.get("slab_reclaimable", 0)) + stat.get("sock", 0)
+            return max(0, private + shared + kernel - self._own), shared + kernel
         except (OSError, ValueError, KeyError):
             return 0, 0
+
+    def kills(self) -> int:
+        """Return how many processes of the container the kernel has ended because its memory was used up."""
+        try:
+            return _numbers(self._events).get("oom_kill", 0) if self._stat is not None else 0
+        except (OSError, ValueError):
+            return 0
+
+
+def _numbers(path: str) -> dict[str, int]:
+    with open(path, encoding="ascii") as file:
+        return {name: int(value) for name, value in (line.split() for line in file)}
 
 
 def shared_memory_of_machine() -> int:

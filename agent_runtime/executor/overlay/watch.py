@@ -15,7 +15,7 @@ from agent_runtime.executor.host import WorkspaceFailure
 from agent_runtime.executor.init.processes import Process, all_processes, descendants, live_threads, runnable_threads
 from agent_runtime.executor.init.trees import remove_entry
 from agent_runtime.executor.overlay.memory import last_mark
-from agent_runtime.executor.overlay.sandbox_memory import SandboxMemory, tools_of
+from agent_runtime.executor.overlay.sandbox_memory import SandboxMemory, grouped, only_group, tools_of
 from agent_runtime.executor.overlay.usage import (
     MAX_NICE,
     Usage,
@@ -90,6 +90,8 @@ class Watch:
             self._memory_device = os.fstat(probe.fileno()).st_dev
         self._memory = None if self._memory_limit is None else SandboxMemory(self._memory_limit, self._processors)
         self._machine_shared = 0
+        self._killed: dict[Workspace, str] = {}
+        """Causes of the workspaces that ran when the kernel last ended a process."""
         self._task = asyncio.create_task(self._run())
 
     def add(self, workspace: Workspace) -> None:
@@ -117,9 +119,26 @@ class Watch:
     def remove(self, workspace: Workspace) -> None:
         """Stop watching an ended workspace."""
         self._deactivate(workspace)
+        self._killed.pop(workspace, None)
         observation = self._observations.pop(workspace, None)
         if observation and observation.counting:
             observation.counting.cancel()
+
+    def killed_by_kernel(self, workspace: Workspace) -> str | None:
+        """Return why a workspace has lost a process if the kernel has ended one of the sandbox because its memory was used
+        up, else None. Any of those that run may have lost it: a verifier that was killed would be a wrong verdict. So all
+        end; one that is alone has used up the memory itself.
+        """
+        if self._memory is not None and self._memory.has_new_kills():
+            only = only_group(self._observations)
+            self._killed = dict.fromkeys(only or self._running(), "SandboxMemory" if only is None else "Memory")
+            for group in grouped(self._killed):
+                if not self._stopping.keys() & set(group):
+                    self._end_for_memory(group, self._killed[group[0]])
+        return self._killed.get(workspace) if workspace in self._stopping else None
+
+    def _running(self) -> list[Workspace]:
+        return [member for group in grouped(self._active) for member in group]
 
     def _deactivate(self, workspace: Workspace) -> None:
         self._active.discard(workspace)
@@ -160,6 +179,8 @@ class Watch:
         if not self._active:
             self._awake.clear()
         if self._memory is not None:
+            for workspace in self._running()[:1]:
+                self.killed_by_kernel(workspace)
             uncertain = {workspace for workspace, seen in self._observations.items() if seen.mappings is None}
             ending = self._memory.check(self._active, self._observations, uncertain)
             if ending is not None and not self._stopping:

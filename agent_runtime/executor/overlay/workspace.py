@@ -90,6 +90,8 @@ class Command:
         self._cause = self._cause or cause
 
     def end(self, code: int | None, number: int | None) -> None:
+        if self._cause is None and (code or number):
+            self.set_cause(self._workspace.host.watch.killed_by_kernel(self._workspace))
         if self._cause is None and self._workspace.host.is_disk_full:
             # Finding the cause kills its subreaper too; that must not be reported as another end.
             self._workspace.forget(self._number)
@@ -569,6 +571,8 @@ class Workspace:
 
     def _lost(self, reason: str) -> None:
         """Handle the end of its init."""
+        if self._ending is None and (killed := self.host.watch.killed_by_kernel(self)) is not None:
+            self._cause, reason = killed, "the kernel has ended its init because the sandbox's memory was used up"
         if self._cause == "Attacked":
             reason = "a tool has killed its init"
         failure = WorkspaceFailure(self._cause, f"workspace {self.spec.id!r} has ended: {reason}")

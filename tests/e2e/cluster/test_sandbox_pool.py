@@ -21,7 +21,7 @@ def test_jobs_share_a_pool_that_grows_and_shrinks(cluster: Cluster, namespace: s
         results = job.results()
         assert [result["outcome"] for result in results] == ["Completed"] * 8
         assert {result["reward"] for result in results} == {1.0}
-        assert not any(result["failedAttempts"] for result in results)
+        assert [attempt for result in results for attempt in result["failedAttempts"]] == []
         assert not job.sandboxes()
     pool.until(readyReplicas=1, draining=0, used=0, wanted=0)
     eventually(lambda: len(pool.sandboxes()) == 1 or None, 90, lambda: str(pool.sandboxes()))

@@ -79,6 +79,14 @@ def test_mapping_that_moves_keeps_its_bytes(proc: int, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("files", "used"),
     [
+        (
+            {
+                "memory.max": str(500 * MB),
+                "memory.stat": f"anon {300 * MB}\nshmem {100 * MB}\n"
+                f"kernel {60 * MB}\nsock {7 * MB}\nslab_reclaimable {50 * MB}\n",
+            },
+            317,
+        ),
         ({"memory.max": str(500 * MB), "memory.stat": f"anon {300 * MB}\nfile {900 * MB}\nshmem {250 * MB}\n"}, 450),
         ({"memory/memory.limit_in_bytes": str(500 * MB), "memory/memory.stat": f"rss {10 * MB}\nshmem {MB}\n"}, 0),
         ({"memory.max": "max", "memory.stat": f"anon {300 * MB}\nshmem 0\n"}, 0),
@@ -94,3 +102,24 @@ def test_use_of_the_containers_own_control_group(files: dict[str, str], used: in
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert OwnGroup(400 * MB, str(tmp_path)).used()[0] == used * MB
+
+
+@pytest.mark.parametrize(
+    ("limit", "events", "text", "kills"),
+    [
+        ("memory.max", "memory.events", "low 0\noom 7\noom_kill 3\n", 3),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.oom_control",
+            "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+            2,
+        ),
+        ("memory.max", "memory.events", "", 0),
+        ("memory.max", "other", "oom_kill 3\n", 0),
+    ],
+)
+def test_processes_that_the_kernel_has_ended(limit: str, events: str, text: str, kills: int, tmp_path: Path) -> None:
+    for name, content in ((limit, str(500 * MB)), (events, text)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert OwnGroup(400 * MB, str(tmp_path)).kills() == kills

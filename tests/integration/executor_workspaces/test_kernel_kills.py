@@ -1,0 +1,91 @@
+"""The kernel may end any process of a sandbox whose memory is used up. What was lost is not the workspace's own fault,
+unless it is alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime.executor.host import Limits, WorkspaceFailure
+from agent_runtime.executor.overlay.config import HostConfig
+from agent_runtime.executor.overlay.usage import OwnGroup
+from tests.integration.executor_workspaces.conftest import opened
+from tests.integration.executor_workspaces.helpers import Inside, run, start
+
+MB = 1 << 20
+
+
+class ControlGroup:
+    """A copy of the files of a container's control group."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        (folder / "memory.max").write_text(str(500 * MB))
+        (folder / "memory.stat").write_text("anon 0\nshmem 0\nkernel 0\n")
+        self.kills(0)
+
+    def kills(self, count: int) -> None:
+        (self.folder / "memory.events").write_text(f"oom 0\noom_kill {count}\n")
+
+
+@pytest.fixture
+async def sandbox(tmp_path: Path) -> AsyncIterator[tuple[Inside, ControlGroup]]:
+    (tmp_path / "state").mkdir()
+    config = HostConfig(state_dir=str(tmp_path / "state"), mode="Overlay", places=4, memory_bytes=400 * MB)
+    async with opened(config) as host:
+        group = ControlGroup(tmp_path / "group")
+        watch: Any = host
+        watch.watch._memory._group = OwnGroup(400 * MB, str(group.folder))
+        yield Inside(host), group
+
+
+async def sleeping(workspace: Any) -> Any:
+    child, readable = await start(workspace, ["/bin/sleep", "600"])
+    os.close(readable)
+    return child
+
+
+async def test_all_that_run_end_if_the_kernel_has_ended_a_process(sandbox: tuple[Inside, ControlGroup]) -> None:
+    inside, group = sandbox
+    limits = Limits(memory_bytes=100 * MB)
+    lost, neighbour, idle = [await inside.make(limits=limits) for _ in range(3)]
+    assert (await run(idle, "exit 3")).exit.cause is None
+    child, other = await sleeping(lost), await sleeping(neighbour)
+    group.kills(1)
+    await child.signal(signal.SIGKILL, tree=False)
+    assert (await child.exited).cause == "SandboxMemory"
+    assert (await other.exited).cause == "SandboxMemory"
+    for workspace in (lost, neighbour):
+        with pytest.raises(WorkspaceFailure, match="memory"):
+            await run(workspace, "true")
+    assert (await run(idle, "exit 3")).exit.cause is None, "nothing of it ran"
+
+
+async def test_a_workspace_that_is_alone_has_used_up_the_memory_itself(sandbox: tuple[Inside, ControlGroup]) -> None:
+    inside, group = sandbox
+    workspace = await inside.make(limits=Limits(memory_bytes=100 * MB))
+    child = await sleeping(workspace)
+    group.kills(1)
+    assert (await child.exited).cause == "Memory"
+    async with asyncio.timeout(20):
+        while workspace in workspace.host.watch._stopping:  # noqa: ASYNC110 nobody tells of it
+            await asyncio.sleep(0.02)
+    assert (await run(workspace, "exit 3")).exit.cause is None, "a later failure is its own"
+
+
+async def test_lost_init_is_no_attack_if_the_kernel_has_ended_it(sandbox: tuple[Inside, ControlGroup]) -> None:
+    inside, group = sandbox
+    workspace, neighbour = [await inside.make(limits=Limits(memory_bytes=100 * MB)) for _ in range(2)]
+    child = await sleeping(workspace)
+    await sleeping(neighbour)
+    group.kills(1)
+    signal.pidfd_send_signal(workspace._process, signal.SIGKILL)
+    assert (await child.exited).cause == "SandboxMemory"
