@@ -87,5 +87,6 @@ async def test_lost_init_is_no_attack_if_the_kernel_has_ended_it(sandbox: tuple[
     child = await sleeping(workspace)
     await sleeping(neighbour)
     group.kills(1)
-    signal.pidfd_send_signal(workspace._process, signal.SIGKILL)
+    process: Any = workspace._process
+    signal.pidfd_send_signal(process, signal.SIGKILL)
     assert (await child.exited).cause == "SandboxMemory"
