@@ -32,10 +32,12 @@ Groups = dict[str, list["Workspace"]]
 
 
 class SandboxMemory:
-    """The memory of a sandbox with this limit in bytes, from one measurement of its workspaces to the next."""
+    """The memory of a sandbox with this limit in bytes, from one measurement of its workspaces to the next. Where it is not
+    `shared`, it has a place for one workspace only: memory that no measurement shows can be no other one's.
+    """
 
-    def __init__(self, limit: int, processors: int) -> None:
-        self.limit, self._processors = limit, processors
+    def __init__(self, limit: int, processors: int, *, shared: bool) -> None:
+        self.limit, self._processors, self.is_shared = limit, processors, shared
         self.starts_wait = False
         """Whether commands of workspaces without processes must wait for their start."""
         self._used = 0
@@ -69,7 +71,7 @@ class SandboxMemory:
         of_group, shared = self._group.used()
         used = max(known, of_group)
         growth, self._used = max(0, used - self._used), used
-        only = only_group(observed)
+        only = self.only_group(observed)
         own = 0 if only is None else min(used - known, shared)
         shares = {} if own else _shares_of_unknown(every, uncertain, used - known)
         units = [
@@ -95,6 +97,13 @@ class SandboxMemory:
             return None
         name, cause = decision.end
         return every[name], cause
+
+    def only_group(self, observed: Iterable[Workspace]) -> list[Workspace] | None:
+        """Return the only workspace, with those that joined it; None if others have or had memory too. Being left alone in
+        a shared sandbox is no proof: the others may just have been ended.
+        """
+        groups = grouped(workspace for workspace in observed if not workspace.frozen)
+        return groups[0] if len(groups) == 1 and not self.is_shared else None
 
     def has_new_kills(self) -> bool:
         """Whether the kernel has ended processes since the last call."""
@@ -174,12 +183,6 @@ def _idle_groups(observed: Iterable[Workspace], active: Groups) -> Groups:
     """Return the others that have files in memory."""
     holders = grouped(workspace for workspace in observed if workspace.last.memory_bytes)
     return {group[0].spec.id: group for group in holders if group[0].spec.id not in active}
-
-
-def only_group(observed: Iterable[Workspace]) -> list[Workspace] | None:
-    """Return the only workspace, with those that joined it; None if others may have memory too."""
-    groups = grouped(workspace for workspace in observed if not workspace.frozen)
-    return groups[0] if len(groups) == 1 else None
 
 
 def _shares_of_unknown(groups: Groups, uncertain: Collection[Workspace], unknown: int) -> Mapping[str, int]:

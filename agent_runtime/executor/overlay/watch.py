@@ -15,7 +15,7 @@ from agent_runtime.executor.host import WorkspaceFailure
 from agent_runtime.executor.init.processes import Process, all_processes, descendants, live_threads, runnable_threads
 from agent_runtime.executor.init.trees import remove_entry
 from agent_runtime.executor.overlay.memory import last_mark
-from agent_runtime.executor.overlay.sandbox_memory import SandboxMemory, grouped, only_group, tools_of
+from agent_runtime.executor.overlay.sandbox_memory import SandboxMemory, grouped, tools_of
 from agent_runtime.executor.overlay.usage import (
     MAX_NICE,
     Usage,
@@ -88,7 +88,11 @@ class Watch:
         self._awake = asyncio.Event()
         with open(os.memfd_create("device", os.MFD_CLOEXEC), "rb") as probe:
             self._memory_device = os.fstat(probe.fileno()).st_dev
-        self._memory = None if self._memory_limit is None else SandboxMemory(self._memory_limit, self._processors)
+        self._memory = (
+            None
+            if self._memory_limit is None
+            else SandboxMemory(self._memory_limit, self._processors, shared=host.config.places > 1)
+        )
         self._machine_shared = 0
         self._killed: dict[Workspace, str] = {}
         """Causes of the workspaces that ran when the kernel last ended a process."""
@@ -130,7 +134,7 @@ class Watch:
         end; one that is alone has used up the memory itself.
         """
         if self._memory is not None and self._memory.has_new_kills():
-            only = only_group(self._observations)
+            only = self._memory.only_group(self._observations)
             self._killed = dict.fromkeys(only or self._running(), "SandboxMemory" if only is None else "Memory")
             for group in grouped(self._killed):
                 if not self._stopping.keys() & set(group):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.cluster import Job, Object, eventually, small_job
+from tests.support.cluster import Cluster, Job, Object, eventually, small_job
 
 HOLD = "python3 -c 'import time; kept = bytearray(b\"x\") * (150 << 20); time.sleep(3)' && touch solved"
 
@@ -63,3 +63,34 @@ def test_memory_that_a_program_hides_is_its_own_fault_and_costs_others_attempts_
     assert {one["stopReason"] for one in hidden} == {"ResourceLimit"}, hidden
     reasons = {attempt["reason"] for one in results for attempt in one["failedAttempts"]}
     assert reasons <= {"SandboxMemory"}, reasons
+
+
+@pytest.mark.full
+def test_all_that_ran_are_tried_again_if_the_kernel_ends_a_process(
+    cluster: Cluster, new_job: Callable[[Object], Job]
+) -> None:
+    manifest = small_job("killed", groupSize=2, runners={"concurrency": 2})
+    manifest["spec"]["tasks"]["inline"][0]["solution"] = ["sleep 20; touch solved"]
+    manifest["spec"]["sandbox"] |= {
+        "workspaces": {"mode": "Overlay", "perSandbox": 2},
+        "resources": {"memory": "128Mi"},
+    }
+    job = new_job(manifest).apply()
+    [pod] = eventually(lambda: job.pods("sandbox") or None, 120, job.describe)
+    name = pod["metadata"]["name"]
+
+    def sleep_runs() -> bool | None:
+        shown = cluster.kubectl(
+            "exec", "-n", job.namespace, name, "--", "sh", "-c", "cat /proc/[0-9]*/comm", check=False
+        )
+        return shown.stdout.split().count("sleep") >= 2 or None
+
+    eventually(sleep_runs, 120, job.describe)
+    allocate = (
+        "import os\nkept = []\nif not os.fork():\n    while True:\n        kept.append(bytearray(50 << 20))\nos.wait()"
+    )
+    cluster.kubectl("exec", "-n", job.namespace, name, "--", "python3", "-c", allocate)
+    job.wait("Succeeded")
+    results = job.results()
+    assert [(one["outcome"], one["reward"]) for one in results] == [("Completed", 1.0)] * 2, results
+    assert [attempt["reason"] for one in results for attempt in one["failedAttempts"]] == ["SandboxMemory"] * 2

@@ -37,9 +37,10 @@ class ControlGroup:
 
 
 @pytest.fixture
-async def sandbox(tmp_path: Path) -> AsyncIterator[tuple[Inside, ControlGroup]]:
+async def sandbox(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Inside, ControlGroup]]:
     (tmp_path / "state").mkdir()
-    config = HostConfig(state_dir=str(tmp_path / "state"), mode="Overlay", places=4, memory_bytes=400 * MB)
+    places = getattr(request, "param", 4)
+    config = HostConfig(state_dir=str(tmp_path / "state"), mode="Overlay", places=places, memory_bytes=400 * MB)
     async with opened(config) as host:
         group = ControlGroup(tmp_path / "group")
         watch: Any = host
@@ -70,6 +71,15 @@ async def test_all_that_run_end_if_the_kernel_has_ended_a_process(sandbox: tuple
     assert (await run(idle, "exit 3")).exit.cause is None, "nothing of it ran"
 
 
+async def test_one_that_was_left_alone_is_not_to_blame(sandbox: tuple[Inside, ControlGroup]) -> None:
+    inside, group = sandbox
+    left = await inside.make(limits=Limits(memory_bytes=100 * MB))
+    child = await sleeping(left)
+    group.kills(1)
+    assert (await child.exited).cause == "SandboxMemory"
+
+
+@pytest.mark.parametrize("sandbox", [1], indirect=True)
 async def test_a_workspace_that_is_alone_has_used_up_the_memory_itself(sandbox: tuple[Inside, ControlGroup]) -> None:
     inside, group = sandbox
     workspace = await inside.make(limits=Limits(memory_bytes=100 * MB))
