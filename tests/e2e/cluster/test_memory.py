@@ -43,7 +43,7 @@ def test_rollouts_wait_for_memory_and_none_is_lost(new_job: Callable[[Object], J
 
 
 @pytest.mark.full
-def test_memory_that_a_program_hides_is_its_own_fault_and_costs_others_attempts_alone(
+def test_memory_that_a_program_hides_is_its_own_fault_at_a_retry_and_costs_others_attempts_alone(
     new_job: Callable[[Object], Job],
 ) -> None:
     manifest = small_job("hides", 2, groupSize=3, runners={"concurrency": 6})
@@ -60,7 +60,10 @@ def test_memory_that_a_program_hides_is_its_own_fault_and_costs_others_attempts_
     assert [(one["outcome"], one["reward"]) for one in results if one["group"] == 0] == [("Completed", 1.0)] * 3
     hidden = [one for one in results if one["group"] == 1]
     assert [one["outcome"] for one in hidden] == ["Completed"] * 3
-    assert {one["stopReason"] for one in hidden} == {"ResourceLimit"}, hidden
+    # In a shared sandbox hidden memory counts only while memory is short. A retry is alone, where it counts against the limit.
+    stops = [one["stopReason"] for one in hidden]
+    assert "ResourceLimit" in stops, hidden
+    assert set(stops) <= {"ResourceLimit", "Finished"}, hidden
     reasons = {attempt["reason"] for one in results for attempt in one["failedAttempts"]}
     assert reasons <= {"SandboxMemory"}, reasons
 
