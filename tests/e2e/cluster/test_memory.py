@@ -60,7 +60,7 @@ def test_memory_that_a_program_hides_is_its_own_fault_at_a_retry_and_costs_other
     assert [(one["outcome"], one["reward"]) for one in results if one["group"] == 0] == [("Completed", 1.0)] * 3
     hidden = [one for one in results if one["group"] == 1]
     assert [one["outcome"] for one in hidden] == ["Completed"] * 3
-    # In a shared sandbox hidden memory counts only while memory is short. A retry is alone, where it counts against the limit.
+    # In a shared sandbox hidden memory counts only while memory is short; at a retry, alone, against the own limit.
     stops = [one["stopReason"] for one in hidden]
     assert "ResourceLimit" in stops, hidden
     assert set(stops) <= {"ResourceLimit", "Finished"}, hidden
