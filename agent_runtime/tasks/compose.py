@@ -283,7 +283,7 @@ class ComposeReader:
             if not _is_idle(own.get(key) or ""):
                 self.report(
                     f"services.{self.own}.{key} is not started: no program runs beside the agent in its own workspace; "
-                    "make it a service of its own"
+                    "make it another service"
                 )
 
     def own_dockerfile(self, own: Mapping[str, Any]) -> Dockerfile | None:

@@ -37,7 +37,7 @@ class SandboxMemory:
     """
 
     def __init__(self, limit: int, processors: int, *, shared: bool) -> None:
-        self.limit, self._processors, self.is_shared = limit, processors, shared
+        self.limit, self._processors, self._is_shared = limit, processors, shared
         self.starts_wait = False
         """Whether commands of workspaces without processes must wait for their start."""
         self._used = 0
@@ -103,7 +103,7 @@ class SandboxMemory:
         a shared sandbox is no proof: the others may just have been ended.
         """
         groups = grouped(workspace for workspace in observed if not workspace.frozen)
-        return groups[0] if len(groups) == 1 and not self.is_shared else None
+        return groups[0] if len(groups) == 1 and not self._is_shared else None
 
     def has_new_kills(self) -> bool:
         """Whether the kernel has ended processes since the last call."""

@@ -204,7 +204,7 @@ def shared_mappings(
 
 
 class OwnGroup:
-    """The control group of the sandbox, if its container has one with a limit of its own."""
+    """The container's control group, if it has a memory limit."""
 
     def __init__(self, memory_bytes: int, folder: str = "/sys/fs/cgroup") -> None:
         self._stat: str | None = None

@@ -129,9 +129,15 @@ class Watch:
             observation.counting.cancel()
 
     def killed_by_kernel(self, workspace: Workspace) -> str | None:
-        """Return why a workspace has lost a process if the kernel has ended one of the sandbox because its memory was used
-        up, else None. Any of those that run may have lost it: a verifier that was killed would be a wrong verdict. So all
-        end; one that is alone has used up the memory itself.
+        """Return why a workspace ends because the kernel has ended a process of the sandbox, whose memory was used up; else
+        None.
+        """
+        self._look_for_kills()
+        return self._killed.get(workspace) if workspace in self._stopping else None
+
+    def _look_for_kills(self) -> None:
+        """End all that run if the kernel has ended a process. Each of them may have lost it, and a verifier that was killed
+        would give a wrong verdict. In a sandbox with a single place, the workspace has used up the memory itself.
         """
         if self._memory is not None and self._memory.has_new_kills():
             only = self._memory.only_group(self._observations)
@@ -139,7 +145,6 @@ class Watch:
             for group in grouped(self._killed):
                 if not self._stopping.keys() & set(group):
                     self._end_for_memory(group, self._killed[group[0]])
-        return self._killed.get(workspace) if workspace in self._stopping else None
 
     def _running(self) -> list[Workspace]:
         return [member for group in grouped(self._active) for member in group]
@@ -183,8 +188,7 @@ class Watch:
         if not self._active:
             self._awake.clear()
         if self._memory is not None:
-            for workspace in self._running()[:1]:
-                self.killed_by_kernel(workspace)
+            self._look_for_kills()
             uncertain = {workspace for workspace, seen in self._observations.items() if seen.mappings is None}
             ending = self._memory.check(self._active, self._observations, uncertain)
             if ending is not None and not self._stopping:

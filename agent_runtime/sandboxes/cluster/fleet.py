@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_runtime.kube.api import ApiError, KubeApi, is_denied_role
 from agent_runtime.sandboxes.base import ACCESS_DENIED, NETWORK_LOST, Evidence, SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox, ReasonOfEnd, ended_by_itself
+from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox, ReasonOfEnd, unexplained
 from agent_runtime.sandboxes.cluster.packing import Bounds, Request, plan_packing
 from agent_runtime.sandboxes.cluster.pool_visits import PoolVisits
 from agent_runtime.sandboxes.cluster.pools import Pool, Pools, order
@@ -103,7 +103,7 @@ class Fleet:
         self._job, self._runner, self._key, self._api = job, runner, key, api
         self._on_started, self._tenant = on_started, tenant
         self._pools = Pools(job, api, self._changed, pools_folder)
-        self._visits = PoolVisits(self._pools, partial(self._held_sandbox, kind="", reason_of_end=ended_by_itself))
+        self._visits = PoolVisits(self._pools, partial(self._held_sandbox, kind="", reason_of_end=unexplained))
         self._watch = SandboxWatch(api, selector(job.metadata.uid, runner), self._changed)
         self._kinds: dict[str, Kind] = {}
         self.held: dict[str, HeldSandbox] = {}

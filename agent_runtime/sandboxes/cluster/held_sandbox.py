@@ -34,8 +34,8 @@ ReasonOfEnd = Callable[["HeldSandbox", SandboxFailure], Awaitable[SandboxFailure
 """Returns why a Sandbox has ended whose connection failed; None if it responds again."""
 
 
-async def ended_by_itself(held: HeldSandbox, failure: SandboxFailure) -> SandboxFailure | None:
-    """Return the failure: for connections whose end nobody investigates."""
+async def unexplained(held: HeldSandbox, failure: SandboxFailure) -> SandboxFailure | None:
+    """Return the failure unchanged. A ReasonOfEnd for short visits, which do not ask the API server for the reason."""
     return failure
 
 

@@ -127,7 +127,7 @@ def keepers_children(host: Any) -> tuple[list[int], int]:
         removers = [pid for pid, namespace in namespaces.items() if namespace == own]
         if len(removers) == 1:
             return [pid for pid in namespaces if pid != removers[0]], removers[0]
-        time.sleep(0.01)  # a child that was just forked has no namespace of its own yet
+        time.sleep(0.01)  # a child that was just forked still has the keeper's namespace
     raise AssertionError(f"{removers} have the namespace of {keeper}")
 
 
