@@ -59,6 +59,9 @@ async def test_all_that_run_end_if_the_kernel_has_ended_a_process(sandbox: tuple
     limits = Limits(memory_bytes=100 * MB)
     lost, neighbour, idle = [await inside.make(limits=limits) for _ in range(3)]
     assert (await run(idle, "exit 3")).exit.cause is None
+    async with asyncio.timeout(20):
+        while idle.host.watch.is_active(idle):  # noqa: ASYNC110 nobody tells of it
+            await asyncio.sleep(0.02)
     child, other = await sleeping(lost), await sleeping(neighbour)
     group.kills(1)
     await child.signal(signal.SIGKILL, tree=False)
