@@ -30,7 +30,8 @@ class WorkspaceEntry:
     def __init__(self, attempt: str, made_by: dict[str, Any], workspace: Workspace, mode: str, folder: str) -> None:
         self.id, self.attempt, self.made_by = workspace.spec.id, attempt, made_by
         self.workspace = workspace
-        self.is_frozen = False
+        self.is_freezing = False
+        """Whether it accepts no changes any more, because it is being frozen or is frozen."""
         self.failure: WorkspaceFailure | None = None
         self.processes: dict[str, Process] = {}
         self._mode, self._folder = mode, folder
@@ -43,6 +44,11 @@ class WorkspaceEntry:
         workspace.ports = self
 
     @property
+    def is_frozen(self) -> bool:
+        """Whether others can start from it."""
+        return self.workspace.frozen
+
+    @property
     def uses_place(self) -> bool:
         """Whether it counts as one of the sandbox's places; one that joins another uses that one's."""
         return not self.is_frozen and self.workspace.spec.joins is None
@@ -50,7 +56,7 @@ class WorkspaceEntry:
     def require_live(self) -> None:
         """Raise WorkspaceFailed, Conflict or NotFound unless the workspace is live."""
         self.require_working()
-        if self.is_frozen:
+        if self.is_freezing:
             raise ApiError("Conflict", f"workspace {self.id!r} is frozen: it can only be read and forked")
 
     def require_working(self) -> None:
@@ -88,7 +94,7 @@ class WorkspaceEntry:
         def note() -> None:
             if process.refusal is None:
                 self.processes[process.id] = process
-                if self.is_frozen or self.ending is not None or self.failure is not None:
+                if self.is_freezing or self.ending is not None or self.failure is not None:
                     process.abandon(self.failure.cause if self.failure else "WorkspaceEnded")
             settled()
 
@@ -149,13 +155,13 @@ class WorkspaceEntry:
         """End its processes and make it a layer. Raises Conflict, WorkspaceFailed."""
         if self._mode == "Plain":
             raise ApiError("Conflict", "a Plain workspace is the sandbox's own root: it cannot be frozen or forked")
-        self.is_frozen = True
+        self.is_freezing = True
         self._stop("WorkspaceEnded")
         try:
             with translating():
                 await self.workspace.freeze()
         except ApiError:
-            self.is_frozen = False
+            self.is_freezing = False
             raise
 
     def keep_running(self) -> None:
