@@ -164,9 +164,9 @@ class WorkspaceEntry:
             self.is_freezing = False
             raise
 
-    def keep_running(self) -> None:
-        """Never pause it from now on: a pause would make time limits of its programs expire."""
-        self.workspace.pause.is_forbidden = True
+    def set_steady(self, is_steady: bool) -> None:
+        """Never pause it while it is steady: a pause would make time limits of its programs expire."""
+        self.workspace.pause.is_steady = is_steady
 
     async def end_processes(self) -> None:
         """Kill all its processes, including daemons of commands that have ended. Raises WorkspaceFailed."""

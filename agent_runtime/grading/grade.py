@@ -85,7 +85,7 @@ async def grade(
     separate_uid = 0 if verifier.mode is VerifierMode.SHARED else separate_uid
     grading = _Grading(task, task.verifier, verifier, workspace, key_turn, watch, separate_uid)
     # Verifiers and tests have time limits of their own, which would expire in a pause.
-    await workspace.keep_running()
+    await workspace.set_steady(True)
     try:
         verdict = await grading.run()
     except WorkspaceLimit as limit:

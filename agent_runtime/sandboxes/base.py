@@ -446,8 +446,8 @@ class Workspace(Protocol):
     async def missed_requests(self) -> int:
         """The number of requests that the workspace's programs gave up without a server, since the last reply."""
 
-    async def keep_running(self) -> None:
-        """Never pause its processes from now on, also when its sandbox's memory is short. Idempotent."""
+    async def set_steady(self, is_steady: bool) -> None:
+        """While it is steady, never pause its processes, also when its sandbox's memory is short. Idempotent."""
 
     async def kill_all(self, *, key: str) -> None:
         """Kill every process that tools left running."""

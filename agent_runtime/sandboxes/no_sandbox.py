@@ -31,7 +31,7 @@ class NoSandbox:
     async def release(self) -> None:
         """Do nothing: there is nothing to destroy."""
 
-    async def keep_running(self) -> None:
+    async def set_steady(self, is_steady: bool) -> None:
         """Do nothing: there are no processes."""
 
     async def kill_all(self, *, key: str) -> None:

@@ -446,7 +446,7 @@ class DummyWorkspace:
             for connection in connections:
                 connection.force_close()
 
-    async def keep_running(self) -> None:
+    async def set_steady(self, is_steady: bool) -> None:
         """See Workspace. Nothing pauses here."""
 
     async def kill_all(self, *, key: str) -> None:

@@ -65,7 +65,7 @@ async def collect(task: Task, workspace: Workspace) -> str | None:
     commands = task.verifier.collect if task.verifier else ()
     if commands:
         # They are part of the grading, and may have time limits of their own, which would expire in a pause.
-        await workspace.keep_running()
+        await workspace.set_steady(True)
     for number, command in enumerate(commands):
         seconds = task.timeouts.verifier_seconds
         result = await workspace.run(command, key=f"{END}-collect-{number}", deadline_seconds=seconds)

@@ -137,6 +137,7 @@ class StepwiseAgent:
             for place, path in enumerate(grading_leftovers(task)):
                 await workspace.remove(path, key=f"{key}-{place}", owner=WORKSPACE_USER)
             await workspace.enter("agent", key=f"{key}-enter")
+            await workspace.set_steady(False)
         except WorkspaceLimit:
             pass  # the agent's next call raises the same error, and ends as ResourceLimit
         return verdict

@@ -4,13 +4,13 @@ It replaces a group's setup. In `Overlay` it is created once, frozen, and forked
 the agent is replayed over the source's records, because only the agent derives tool calls from answers.
 """
 
-import asyncio
 import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from agent_runtime.agents.base import Agent
+from agent_runtime.engine.attempt.agent_clock import AgentClock
 from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollout
 from agent_runtime.engine.attempt.attempt_log import AttemptLog
 from agent_runtime.engine.attempt.snapshots import restore_layers
@@ -95,7 +95,8 @@ class Branching:
         """Repeat the tool calls, except those of the first `restored` records; return the differences from the record.
         Raises SandboxFailure.
         """
-        origin, rerun = self.origin, Rerun(self.origin.task, workspace, restored)
+        origin, clock = self.origin, AgentClock(self.origin.task.timeouts.agent_seconds)
+        rerun = Rerun(origin.task, workspace, restored, clock)
         again = Rollout(index=origin.index, group=0, member=0, task=origin.task, seed=0)
         turns = Turns(
             Assignment(again, self._job.spec.agent, Sampling()),
@@ -107,7 +108,7 @@ class Branching:
             rerun=rerun.run,
         )
         try:
-            async with asyncio.timeout(origin.task.timeouts.agent_seconds):
+            async with clock.running():
                 await turns.run_code(self._make_agent())
         except TimeoutError as error:
             raise SandboxFailure(
@@ -130,12 +131,12 @@ class _NoJournal:
 
 class Rerun:
     """Repeats the tool calls of replayed turns, except those of the first `restored` records, and compares them with the
-    record.
+    record. The clock leaves out pauses of the workspace.
     """
 
-    def __init__(self, task: Task, workspace: Workspace, restored: int) -> None:
+    def __init__(self, task: Task, workspace: Workspace, restored: int, clock: AgentClock) -> None:
         self.differences: list[str] = []
-        self._task, self._workspace = task, workspace
+        self._task, self._workspace, self._clock = task, workspace, clock
         self._times = -restored
 
     async def run(self, record: ObservationsRecord, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> None:
@@ -149,7 +150,8 @@ class Rerun:
             if call is None or call.name not in tools or tools[call.name].runs_in == "Runner":
                 continue
             seconds = float(self._task.timeouts.command_seconds)
-            keyed = KeyedWorkspace(self._workspace, f"{record.turn + 1}:rerun-{self._times}.{position}", seconds)
+            key = f"{record.turn + 1}:rerun-{self._times}.{position}"
+            keyed = KeyedWorkspace(self._workspace, key, seconds, self._clock.pauses())
             context = ToolContext(workspace=keyed, task=self._task, call_id=call.id, seconds_left=seconds)
             self.differences += difference(record.turn, before, await dispatch(tools, call, context))
 

@@ -65,6 +65,7 @@ class Process:
         self._timer: asyncio.TimerHandle | None = None
         self._helpers: set[asyncio.Task[None]] = set()
         self._settled: Callable[[], None] | None = None
+        self._starting = contextlib.ExitStack()
 
     @property
     def is_settled(self) -> bool:
@@ -95,6 +96,10 @@ class Process:
         """Notified when `is_paused` changes."""
         return self._pause.changed
 
+    def unpaused(self) -> contextlib.AbstractContextManager[None]:
+        """Let its workspace not pause while the context is open."""
+        return self._pause.forbidden()
+
     @property
     def is_complete(self) -> bool:
         """Whether the process has ended, and its streams are closed."""
@@ -104,6 +109,9 @@ class Process:
         """Request its start, with `env` as its whole environment."""
         self._settled = settled
         self._pause = workspace.pause
+        if self._spec.deadline_seconds is None:
+            # Its caller waits for the start by a clock of its own, which a pause does not stop.
+            self._starting.enter_context(self.unpaused())
         time = asyncio.get_running_loop().time
         self._now = WorkingTime(lambda: time() - workspace.pause.seconds())
         self._started_at = self._now()
@@ -175,6 +183,7 @@ class Process:
             asyncio.get_running_loop().call_later(GRACE_SECONDS, self._finish)
 
     def _notify_settled(self) -> None:
+        self._starting.close()
         settled, self._settled = self._settled, None
         if settled is not None:
             settled()

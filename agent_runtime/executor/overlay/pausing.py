@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from agent_runtime.executor.init.processes import Process
 from agent_runtime.executor.timing import Notifier
@@ -22,14 +22,29 @@ class Pause:
         self._before = 0.0
         self.changed = Notifier()
         """Notified when it begins and when it ends."""
-        self.is_forbidden = False
-        """Whether no pause may begin. One that has begun ends at the next check."""
+        self.is_steady = False
+        """Whether it never pauses."""
+        self._forbidden = 0
         # By descriptor of /proc and process. Processes that a tool has stopped are not in it, and stay stopped.
         self._stopped: set[tuple[int, int]] = set()
 
     @property
     def is_on(self) -> bool:
         return self._since is not None
+
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether no pause may begin. One that has begun ends at the next check."""
+        return self.is_steady or self._forbidden > 0
+
+    @contextlib.contextmanager
+    def forbidden(self) -> Iterator[None]:
+        """Forbid pauses while the context is open."""
+        self._forbidden += 1
+        try:
+            yield
+        finally:
+            self._forbidden -= 1
 
     def seconds(self) -> float:
         """Return how long it has been paused in all."""

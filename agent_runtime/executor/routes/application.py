@@ -89,7 +89,7 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("DELETE", "workspaces/*"): Route(Rule.CHANGE, workspace_calls.destroy),
     ("POST", "workspaces/*/freeze"): Route(Rule.CHANGE, workspace_calls.freeze),
     ("PUT", "workspaces/*/network"): Route(Rule.CHANGE, workspace_calls.switch_network, Body.JSON),
-    ("PUT", "workspaces/*/steady"): Route(Rule.REPEATABLE, workspace_calls.keep_running),
+    ("PUT", "workspaces/*/steady"): Route(Rule.REPEATABLE, workspace_calls.set_steady, Body.JSON),
     ("PUT", "workspaces/*/model"): Route(Rule.REPEATABLE, workspace_calls.open_port),
     ("POST", "workspaces/*/model"): Route(Rule.REPEATABLE, workspace_calls.attach),
     ("GET", "workspaces/*/snapshot"): Route(Rule.READ, file_calls.snapshot, has_query=True),

@@ -30,11 +30,13 @@ async def show_output(call: Call) -> Reply:
     query.done()
     process = _process(call, call.seen())
     output = process.output(stream)
-    while output.total <= cursor and not process.is_output_over(stream):
-        left = ends - time.monotonic()
-        if left <= 0:
-            break
-        await Notifier.wait(process.changed, seconds=left)
+    # The caller waits by a clock of its own, which a pause does not stop.
+    with process.unpaused():
+        while output.total <= cursor and not process.is_output_over(stream):
+            left = ends - time.monotonic()
+            if left <= 0:
+                break
+            await Notifier.wait(process.changed, seconds=left)
     if cursor > output.total:
         raise bad_request(f"query cursor: {cursor} is beyond the {output.total} bytes of {stream} so far")
     piece = output.read(cursor, limit)
@@ -53,7 +55,8 @@ async def write_input(call: Call) -> dict[str, Any]:
     end = query.choice("end", ("true", "false"), "false") == "true"
     query.done()
     process = _process(call, call.owned())
-    await process.write_input(offset, call.body, end)
+    with process.unpaused():
+        await process.write_input(offset, call.body, end)
     return {"offset": offset + len(call.body)}
 
 

@@ -80,8 +80,11 @@ async def end_processes(call: Call) -> dict[str, Any]:
     return {}
 
 
-async def keep_running(call: Call) -> dict[str, Any]:
-    call.live().keep_running()
+async def set_steady(call: Call) -> dict[str, Any]:
+    fields = call.fields()
+    is_steady = fields.flag("steady", True)
+    fields.done()
+    call.live().set_steady(is_steady)
     return {}
 
 

@@ -347,8 +347,8 @@ class ExecutorWorkspace:
         port = (await self._read(self._path)).json()["modelPort"]
         return 0 if port is None else int(port["missed"])
 
-    async def keep_running(self) -> None:
-        await self._client.call("PUT", f"{self._path}/steady", hold=self._hold)
+    async def set_steady(self, is_steady: bool) -> None:
+        await self._client.call("PUT", f"{self._path}/steady", hold=self._hold, json_body={"steady": is_steady})
 
     async def kill_all(self, *, key: str) -> None:
         await self._change("DELETE", f"{self._path}/processes", key)

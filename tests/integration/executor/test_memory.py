@@ -133,7 +133,7 @@ async def test_deadline_leaves_out_the_time_of_a_pause(six: list[Any]) -> None:
 
 async def test_a_steady_workspace_runs_while_others_pause(six: list[Any]) -> None:
     """Time limits inside a workspace count its pauses; verifiers have some."""
-    steady = await six[1].call("PUT", "~/steady", keyed=False)
+    steady = await six[1].call("PUT", "~/steady", json={}, keyed=False)
     assert (steady.status, steady.json) == (200, {})
     limited = ["/usr/bin/timeout", "4", *allocating(60, 1)]
     others = [asyncio.create_task(run(client, allocating(150, 6))) for client in (six[0], *six[2:])]

@@ -32,7 +32,7 @@ class FolderWorkspace:
         self.folder = root / WORKING_DIR.lstrip("/")
         self.folder.mkdir(parents=True)
 
-    async def keep_running(self) -> None:
+    async def set_steady(self, is_steady: bool) -> None:
         """Nothing pauses here."""
 
     def _at(self, path: str) -> Path:

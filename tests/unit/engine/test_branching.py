@@ -219,7 +219,7 @@ class Bash:
 
 
 async def run_again(calls: Sequence[ToolCall], results: Sequence[Observation], bash: Bash) -> list[str]:
-    rerun = Rerun(TASK, WORKSPACE, 0)
+    rerun = Rerun(TASK, WORKSPACE, 0, AgentClock(60))
     record = ObservationsRecord(turn=4, time=0, results=list(results))
     await rerun.run(record, calls, {"bash": bash})
     return rerun.differences

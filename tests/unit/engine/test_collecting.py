@@ -18,7 +18,7 @@ class Ending:
         self._result = result
         self.calls: list[str] = []
 
-    async def keep_running(self) -> None:
+    async def set_steady(self, is_steady: bool) -> None:
         self.calls.append("keep running")
 
     async def run(self, _command: str, **_options: Any) -> CommandResult:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,8 +13,10 @@ from agent_runtime.executor.commands import processes
 from agent_runtime.executor.commands.processes import CommandSpec, Process
 from agent_runtime.executor.commands.streams import Caps, Streams
 from agent_runtime.executor.host import Exit
+from agent_runtime.executor.http.fields import Query
 from agent_runtime.executor.overlay.pausing import Pause
 from agent_runtime.executor.overlay.workspace import Workspace
+from agent_runtime.executor.routes import process_calls
 
 
 class FakeWorkspace:
@@ -68,6 +71,54 @@ async def test_command_is_not_charged_for_a_standstill(tmp_path: Path, deadline:
     await asyncio.sleep(0.01)
     assert workspace.causes == [], "a frozen container would fail its commands, and grade its rollouts with 0"
     assert process.seconds < 1
+    process.ended(Exit(0, None, None))
+    process.discard()
+    streams.close()
+
+
+class SlowWorkspace(FakeWorkspace):
+    """Starts its command when told."""
+
+    def start(self, request: Any, process: Process, descriptors: Any, **_: Any) -> FakeWorkspace:
+        return self
+
+
+@pytest.mark.parametrize("deadline", [1.0, None])
+async def test_only_a_start_whose_caller_has_a_clock_of_its_own_forbids_pauses(deadline: float | None) -> None:
+    workspace, streams = SlowWorkspace(), Streams()
+    process = Process("p", 0, CommandSpec("true", None, {}, None, "Open", None, deadline, Caps(9, 9, 0)), streams, "")
+    process.start(cast(Workspace, workspace), {}, lambda: None)
+    workspace.pause.begin()
+    assert workspace.pause.is_on == (deadline is not None)
+    process.started()
+    assert not workspace.pause.is_forbidden
+    process.ended(Exit(0, None, None))
+    process.discard()
+    streams.close()
+
+
+async def test_workspace_does_not_pause_while_a_caller_waits_for_output_or_input() -> None:
+    workspace, streams = FakeWorkspace(), Streams()
+    process = Process("p", 0, CommandSpec("cat", None, {}, None, "Open", None, None, Caps(9, 9, 0)), streams, "")
+    process.start(cast(Workspace, workspace), {}, lambda: None)
+    entry: Any = SimpleNamespace(processes={"p": process}, id="w")
+
+    def call(query: dict[str, list[str]], body: bytes = b"") -> Any:
+        segments = ["workspaces", "w", "processes", "p"]
+        return SimpleNamespace(
+            seen=lambda: entry, owned=lambda: entry, segments=segments, body=body, query=lambda: Query(query)
+        )
+
+    waiting = [
+        asyncio.create_task(process_calls.show_output(call({"waitSeconds": ["25"]}))),
+        asyncio.create_task(process_calls.write_input(call({"offset": ["0"]}, bytes(1 << 20)))),
+    ]
+    await asyncio.sleep(0.05)
+    for task in waiting:
+        assert workspace.pause.is_forbidden
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert not workspace.pause.is_forbidden
     process.ended(Exit(0, None, None))
     process.discard()
     streams.close()

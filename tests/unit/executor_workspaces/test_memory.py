@@ -73,6 +73,7 @@ def test_decision_is_consistent_and_the_oldest_always_runs(sandbox: tuple[list[U
     if active and (decision.end is None or decision.end[1] == "SandboxMemory"):
         oldest = min(active, key=lambda unit: (unit.started, unit.name))
         assert oldest.name in running_after(units, decision)
+        assert {unit.name for unit in active if unit.is_steady} <= running_after(units, decision)
 
 
 @given(sandboxes())
