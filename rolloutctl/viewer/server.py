@@ -246,7 +246,9 @@ async def serving(
     library: Library, *, host: str, port: int, token: str, text_of: TextOf | None = None
 ) -> AsyncIterator[str]:
     """Serve the pages; yields their URL. Raises OSError if the address cannot be used."""
-    runner = web.AppRunner(application(library, token, text_of), access_log=None, shutdown_timeout=1)
+    # handler_cancellation: events would otherwise be looked up for pages that were closed, and after the library is.
+    app = application(library, token, text_of)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)

@@ -41,7 +41,7 @@ from rolloutctl.viewer.rollout import (
     token_strip,
     visible,
 )
-from rolloutctl.viewer.server import serving
+from rolloutctl.viewer.server import EVENT_SECONDS, serving
 from rolloutctl.viewer.table import COLUMNS, NAMES, RolloutTable
 from rolloutctl.viewer.token_text import open_tokenizer
 from rolloutctl.viewer.where import TEXT_FIELDS, WrongCondition, sql
@@ -250,6 +250,16 @@ async def test_the_server_answers_only_with_the_token_and_says_what_is_wrong(tmp
         assert (await get("file", run=folder, index="0", path="../../etc/passwd"))[0] == 404
         status, found = await rollouts(folder, {"op": ">=", "field": "index", "value": 2})
         assert (status, found["count"]) == (200, 2)
+
+
+async def test_events_end_with_their_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stopped = write_run(tmp_path, "a", [made_up_rollout(0)], group_size=4, total=8, finished=False)
+    async with client(tmp_path) as http:
+        url = http.headers.pop("x-url")
+        async with http.get(f"{url}api/events", params={"run": stopped.name}) as events:
+            await events.content.readline()
+    await asyncio.sleep(2 * EVENT_SECONDS)
+    assert "closed database" not in caplog.text
 
 
 async def test_tokens_of_a_rollout_without_token_ids_are_not_found(tmp_path: Path) -> None:
