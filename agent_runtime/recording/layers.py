@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from agent_runtime.recording.artifacts import ArtifactsTooLarge, Packer, unpacked
+from agent_runtime.recording.downloads import Downloads
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store, write_spool
 from rollout_api.records import Layer
@@ -44,6 +45,7 @@ class Layers:
 
     def __init__(self, output: Store, run: Store) -> None:
         self._output, self._run = output, run
+        self._downloads = Downloads(output)
 
     async def keep(self, chunks: AsyncIterator[bytes], limit: int) -> Layer:
         """Store a tar. Raises LayerTooLarge over `limit` bytes, SpoolFull, StorageError, and errors of `chunks`."""
@@ -90,11 +92,15 @@ class Layers:
         key, digest = key_of(layer.digest), hashlib.sha256()
         if not await self.has(layer):
             raise RecordCorrupt(key, "it is missing, but a snapshot needs it")
-        async for piece in unpacked(key, self._output.stream(key), layer.bytes):
-            digest.update(piece)
-            yield piece
-        if digest.hexdigest() != layer.digest:
-            raise RecordCorrupt(key, "its content does not match its name")
+        try:
+            async for piece in unpacked(key, self._downloads.stream(key), layer.bytes):
+                digest.update(piece)
+                yield piece
+            if digest.hexdigest() != layer.digest:
+                raise RecordCorrupt(key, "its content does not match its name")
+        except RecordCorrupt:
+            self._downloads.forget(key)
+            raise
 
 
 def marker_of(digest: str) -> str:

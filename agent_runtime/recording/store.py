@@ -295,6 +295,11 @@ class Store:
             raise StorageError(f"{self.uri}/{key}: a different object already has this key")
         return ObjectDigest(key=key, sha256=digest.hexdigest(), bytes=size)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the objects are files of this machine."""
+        return isinstance(self.objects, LocalStore)
+
     async def stream(self, key: str) -> AsyncIterator[bytes]:
         """Yield the object's bytes in pieces, each piece retried separately. Raises StorageError if it does not exist."""
         if (meta := await self._head(key)) is None:
@@ -423,7 +428,7 @@ class Store:
             await pauses.wait(str(failure))
 
     def _classified(self, key: str, error: Exception) -> StorageError:
-        return classified(f"{self.uri}/{key}", error, on_disk=isinstance(self.objects, LocalStore))
+        return classified(f"{self.uri}/{key}", error, on_disk=self.is_local)
 
     def _pauses(self, key: str) -> "_Pauses":
         return _Pauses(f"{self.uri}/{key}", self.patience_seconds, time.monotonic() + self.patience_seconds)
