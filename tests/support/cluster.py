@@ -171,7 +171,7 @@ class Job:
         shards = self.cluster.list("rolloutshards", self.namespace, f"rollout.dev/job-uid={self.uid}")
         return [shard["status"] for shard in shards if "status" in shard]
 
-    def wait(self, condition: str, seconds: float = 240) -> Object:
+    def wait(self, condition: str, seconds: float = 600) -> Object:
         """Wait until a condition is true. Fails with a description of the job at the time limit, and when another end
         came.
         """
@@ -190,11 +190,11 @@ class Job:
 
         return eventually(true, seconds, lambda: f"{condition} of {self.name}: {self.describe()}")
 
-    def wait_sealed(self, count: int, seconds: float = 240) -> None:
+    def wait_sealed(self, count: int, seconds: float = 600) -> None:
         """Wait until this many rollouts are sealed, by the status."""
         eventually(lambda: self.status.get("sealed", 0) >= count or None, seconds, self.describe)
 
-    def wait_stored(self, count: int, seconds: float = 120) -> None:
+    def wait_stored(self, count: int, seconds: float = 600) -> None:
         """Wait until this many rollouts are sealed, by the storage, which also works without operator or API server."""
         eventually(lambda: self.sealed() >= count or None, seconds, self.describe)
 

@@ -61,5 +61,5 @@ def test_programs_of_a_killed_runner_continue_and_every_token_is_recorded(
     job = new_job(a_job(mode, address, mini_swe_agent_image)).apply()
     chance = random.Random(0)
     kill_while_they_talk(cluster, job, [chance.random() for _ in range(KILLS)])
-    job.wait("Succeeded", 300)
+    job.wait("Succeeded")
     assert_nothing_was_lost_or_doubled(cluster, namespace, job, mode, TURNS)

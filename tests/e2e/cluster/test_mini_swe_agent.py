@@ -80,7 +80,7 @@ def test_mini_swe_agent_in_pods_continues_when_its_runner_is_killed(
 ) -> None:
     job = new_job(a_job(mode, thinking_model(cluster, namespace), mini_swe_agent_image)).apply()
     kill_while_they_talk(cluster, job, [0, 0])
-    job.wait("Succeeded", 300)
+    job.wait("Succeeded")
     assert_nothing_was_lost_or_doubled(cluster, namespace, job, mode, TURNS)
     trajectories = own_trajectories(job)
     assert [trajectory["agent"]["name"] for trajectory in trajectories] == ["mini-swe-agent"] * 2

@@ -62,7 +62,7 @@ def test_failed_node_with_one_of_three_runners_loses_no_result(
     by_hand.apply(podTemplate=there, whenFinished="Retain").wait_ready()
 
     outages.kill_node(second)
-    job.wait("Succeeded", 400)
+    job.wait("Succeeded")
     results = assert_rewards(job)
     reasons = {failed["reason"] for result in results for failed in result["failedAttempts"]}
     assert "NodeLost" in reasons, "nothing was lost with the node"

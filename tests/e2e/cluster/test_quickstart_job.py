@@ -44,7 +44,7 @@ def test_job_on_a_cluster_matches_the_laptop_turn_by_turn(
     manifest = quickstart_manifest()
     manifest["spec"]["sandbox"] |= {"image": QUICKSTART_IMAGE, "workspaces": {"mode": mode}}
     job = new_job(manifest).apply()
-    job.wait("Succeeded", 600)
+    job.wait("Succeeded")
     assert_rewards(job)
     status = job.status
     assert (status["total"], status["sealed"], status["outcomes"]) == (24, 24, {"Completed": 24})

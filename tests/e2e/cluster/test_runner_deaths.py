@@ -64,7 +64,7 @@ def test_runners_killed_in_the_middle_of_turns_lose_nothing_and_keep_their_sandb
             cluster.kubectl(
                 "delete", "pod", pod["metadata"]["name"], "-n", job.namespace, "--grace-period=0", "--force"
             )
-    job.wait("Succeeded", 300)
+    job.wait("Succeeded")
     assert_nothing_lost_or_doubled(job, 4 * len(tasks))
     assert {result["sandbox"]["sandbox"] for result in job.results()} <= sandboxes.keys()
     assert len(sandboxes) <= len(tasks)
@@ -84,7 +84,7 @@ def test_evicted_runner_waits_25_s_for_a_turn_and_the_next_one_continues(cluster
     assert exit_codes == [Exit.DRAINED], "killed by its node, for it had not ended within its grace of 30 s"
     assert time.monotonic() - asked > DRAIN_SECONDS - 1, "it did not wait for the turn"
     assert running(cluster, sandbox, long_call) == 2, "a call goes on without its runner"
-    job.wait("Succeeded", 300)
+    job.wait("Succeeded")
     assert_nothing_lost_or_doubled(job, 2)
     assert {result["sandbox"]["sandbox"] for result in job.results()} == {sandbox["metadata"]["name"]}
 
@@ -116,6 +116,6 @@ def test_frozen_runner_can_neither_act_nor_write_after_a_takeover(cluster: Clust
 
     end = eventually(ended, 120, job.describe)
     assert (end["exitCode"], "another" in end["message"]) == (7, True), end
-    job.wait("Succeeded", 300)
+    job.wait("Succeeded")
     assert_nothing_lost_or_doubled(job, 8)
     cluster.kubectl("delete", "pod", name, "-n", namespace, "--wait=false")

@@ -88,7 +88,7 @@ def test_unavailable_sandbox_costs_only_its_own_group(new_job: NewJob) -> None:
 
     eventually(lambda: ("ImagePullBackOff", True) in waiting("ImagePulled") or None, 60, job.describe)
     eventually(lambda: ("Unschedulable", True) in waiting("Scheduled") or None, 60, job.describe)
-    job.wait("Succeeded", 240)
+    job.wait("Succeeded")
     found = by_task(job)
     assert_unharmed(found["fine"])
     for name, reason in {

@@ -50,7 +50,7 @@ def test_failed_node_costs_a_pool_attempts_alone(
     job = new_job(pooled("hurt", 4, seconds=40)).apply()
     pool.until(used=8)
     outages.kill_node(second)
-    job.wait("Succeeded", 400)
+    job.wait("Succeeded")
     all_completed(job, 8)
     reasons = {failed["reason"] for result in job.results() for failed in result["failedAttempts"]}
     assert reasons == {"NodeLost"}, reasons
@@ -102,7 +102,7 @@ def test_sandboxes_are_replaced_under_running_rollouts(
     for task in manifest["spec"]["tasks"]["inline"]:
         task["solution"] = ["head -c 40000000 /dev/zero > big; sleep 30; rm big; touch solved"]
     job = new_job(manifest).apply()
-    job.wait("Succeeded", 400)
+    job.wait("Succeeded")
     all_completed(job, 6)
     assert not any(result["failedAttempts"] for result in job.results())
     eventually(lambda: not before & set(pool.sandboxes()) or None, 120, lambda: str(pool.sandboxes()))
