@@ -265,6 +265,8 @@ class TaskSource(ApiModel):
     """Use only rows whose column has one of the values; `*`, `?` and `[…]` match as in file names."""
     shuffle_seed: Annotated[int, Field(ge=0, le=2**53)] | None = None
     """Seed of a shuffled order; the order of the source when left out."""
+    skip_unusable: bool = False
+    """Leave out tasks that cannot be used, with a warning, instead of refusing the job. They do not count for `limit`."""
 
 
 class TaskStream(ApiModel):

@@ -15,7 +15,7 @@ import obstore
 from pydantic import ValidationError
 
 from agent_runtime.tasks.place import SourcePlace
-from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
+from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError, left_out
 from agent_runtime.tasks.table import ordered, row_filter
 from rollout_api.files import ContextFile, TaskFile
 from rollout_api.tasks import Task
@@ -164,22 +164,26 @@ def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, l
             positions = [p for p in positions if passes(form.columns(folders[p], notes[p]))]
             if not positions:
                 raise place.refused(f"none of its {len(folders)} tasks matches tasks.from.filter; check its values")
-        chosen = ordered(positions, place.source)
-        tasks = [_checked(form, folders[p], notes[p], place) for p in chosen]
-    problems = [problem for p in chosen for problem in notes[p].problems]
-    names: dict[str, str] = {}
-    for p, task in zip(chosen, tasks, strict=True):
-        if task is not None and task.name in names:
-            message = f"a task named {task.name!r} already exists in {names[task.name]}; rename one of the folders"
-            problems.append(TaskProblem(folders[p].where, None, message))
-        elif task is not None:
-            names[task.name] = folders[p].where
-    if problems:
-        raise TaskSourceError(problems)
-    builds = [build for p in chosen for build in notes[p].builds]
-    return LoadedTasks(
-        [task for task in tasks if task is not None], _merged_warnings([notes[p] for p in chosen])
-    ), builds
+        chosen, tasks, unusable = dict[str, int](), list[Task](), list[list[TaskProblem]]()
+        for p in ordered(positions, place.source):
+            task = _checked(form, folders[p], notes[p], place)
+            if task is not None and task.name in chosen:
+                other = folders[chosen[task.name]].where
+                message = f"a task named {task.name!r} already exists in {other}; rename one of the folders"
+                notes[p].problems.append(TaskProblem(folders[p].where, None, message))
+            if task is None or notes[p].problems:
+                unusable.append(notes[p].problems)
+                continue
+            tasks.append(task)
+            chosen[task.name] = p
+            if len(chosen) == place.source.limit:
+                break
+    if unusable and not place.source.skip_unusable:
+        raise TaskSourceError([problem for problems in unusable for problem in problems])
+    warnings = left_out(place.uri, unusable, len(unusable) + len(chosen))
+    noted = [notes[p] for p in chosen.values()]
+    builds = [build for note in noted for build in note.builds]
+    return LoadedTasks(tasks, [*warnings, *_merged_warnings(noted)]), builds
 
 
 def find_folders(place: SourcePlace, marker: str) -> list[Folder]:

@@ -55,6 +55,20 @@ class LoadedTasks:
 NAMES_SHOWN = 5
 
 
+def left_out(source: str, problems: Sequence[Sequence[TaskProblem]], total: int) -> list[TaskProblem]:
+    """Return a warning about the tasks with these problems, which `tasks.from.skipUnusable` leaves out; empty if there are
+    none. Raises TaskSourceError with all problems if no other task is left.
+    """
+    if not problems:
+        return []
+    if len(problems) == total:
+        raise TaskSourceError([problem for of_task in problems for problem in of_task])
+    shown = "; ".join(str(of_task[0]) for of_task in problems[:NAMES_SHOWN])
+    more = "; …; validate shows all without skipUnusable" if len(problems) > NAMES_SHOWN else ""
+    message = f"{len(problems)} of {total} tasks cannot be used and are left out (tasks.from.skipUnusable): "
+    return [TaskProblem(source, None, f"{message}{shown}{more}")]
+
+
 def without_verifier(source: str, names: Sequence[str], total: int) -> list[TaskProblem]:
     """Return a warning that names the tasks without a verifier; empty if there are none."""
     if not names:

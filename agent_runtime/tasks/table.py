@@ -10,7 +10,7 @@ from fnmatch import translate
 from typing import Any, Literal, Protocol, overload
 
 from agent_runtime.tasks.place import SourcePlace
-from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError, without_verifier
+from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError, left_out, without_verifier
 from rollout_api.tasks import Task, TaskSource
 
 Row = dict[str, Any]
@@ -66,7 +66,7 @@ def open_table(place: SourcePlace, wanted: Collection[str] | None = None) -> Tab
         raise place.unreadable(
             "expected JSONL or Parquet; convert the file, for example with pandas' to_json(lines=True)"
         )
-    only_first = not place.source.filter and place.source.shuffle_seed is None
+    only_first = not (place.source.filter or place.source.skip_unusable) and place.source.shuffle_seed is None
     return JsonLines(place.chunks(), place.uri, place.source.limit if only_first else None)
 
 
@@ -234,7 +234,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def ordered(positions: Sequence[int], source: TaskSource) -> list[int]:
-    """Return the rows in the order of the job, at most `limit`.
+    """Return the rows in the order of the job: at most `limit`, or all if unusable ones are left out.
 
     The order is that of a hash of seed and position, so that every version of Python, on a laptop and in a cluster,
     gives the same order.
@@ -242,7 +242,7 @@ def ordered(positions: Sequence[int], source: TaskSource) -> list[int]:
     if source.shuffle_seed is not None:
         seed = source.shuffle_seed
         positions = sorted(positions, key=lambda position: hashlib.sha256(f"{seed}:{position}".encode()).digest())
-    return list(positions[: source.limit])
+    return list(positions if source.skip_unusable else positions[: source.limit])
 
 
 MakeTask = Callable[[Row], Task]
@@ -296,27 +296,35 @@ def tasks_of_table(
         expected = "one JSON object per line" if table.unit == "line" else "one task per row"
         problems = [TaskProblem(place.uri, None, f"has no tasks; expected {expected}")]
     positions = ordered(_passing(place, table, problems), place.source)
+    chosen: list[int] = []
+    unusable: list[list[TaskProblem]] = []
     lines: dict[str, int] = {}
     ungraded: list[str] = []
     for position, row in zip(positions, table.rows(positions), strict=True):
+        if place.source.limit is not None and len(chosen) == place.source.limit:
+            break
         try:
             if isinstance(row, RowError):
                 raise row
-            if (name := name_if_valid(row)) is None:
-                task = make(row)
-                name = task.name
-                if not task.is_graded:
-                    ungraded.append(name)
+            task = make(row) if (name := name_if_valid(row)) is None else None
+            name = name if task is None else task.name
+            assert name is not None
             if name in lines:
                 stands = f"already exists in {table.unit} {lines[name]}; names must be unique"
                 raise RowError([f"name: a task named {name!r} {stands}"])
             lines[name] = table.number(position)
+            chosen.append(position)
+            if task is not None and not task.is_graded:
+                ungraded.append(name)
         except RowError as error:
-            problems += _problems(place, table, position, error)
+            unusable.append(_problems(place, table, position, error))
+    if not place.source.skip_unusable:
+        problems += [problem for of_task in unusable for problem in of_task]
     if problems:
         raise TaskSourceError(sorted(problems, key=lambda problem: problem.line or 0))
-    warnings = [*warnings, *without_verifier(place.uri, ungraded, len(positions))]
-    return LoadedTasks(TableTasks(table, positions, make), warnings)
+    left = left_out(place.uri, unusable, len(unusable) + len(chosen))
+    warnings = [*warnings, *left, *without_verifier(place.uri, ungraded, len(chosen))]
+    return LoadedTasks(TableTasks(table, chosen, make), warnings)
 
 
 def check_columns(place: SourcePlace, table: Table, needed: Sequence[tuple[str, str]]) -> None:
@@ -341,7 +349,10 @@ def _passing(place: SourcePlace, table: Table, problems: list[TaskProblem]) -> S
     passes, chosen, seen = row_filter(wanted), [], set[str]()
     for position, row in zip(everything, table.rows(everything), strict=True):
         if isinstance(row, RowError):
-            problems += _problems(place, table, position, row)
+            if place.source.skip_unusable:
+                chosen.append(position)
+            else:
+                problems += _problems(place, table, position, row)
             continue
         seen |= row.keys()
         if passes(row):

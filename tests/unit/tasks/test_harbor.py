@@ -174,6 +174,22 @@ def test_every_broken_folder_is_reported(tmp_path: Path) -> None:
     assert "b/tests/test.sh: is missing" in told
 
 
+def test_folders_that_cannot_be_tasks_may_be_left_out(tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        hello_world(tmp_path / name)
+    (tmp_path / "a" / "tests" / "test.sh").unlink()
+    hello_world(tmp_path / "below" / "b")
+    found = load(tmp_path, skipUnusable=True, limit=2)
+    assert [task.name for task in found.tasks] == ["b", "c"]
+    (warning,) = [str(warning) for warning in found.warnings if "left out" in str(warning)]
+    assert "2 of 4 tasks cannot be used and are left out" in warning
+    assert "a/tests/test.sh: is missing" in warning
+    for name in ("b", "c", "d", "below/b"):
+        (tmp_path / name / "tests" / "test.sh").unlink()
+    with pytest.raises(TaskSourceError, match=r"d/tests/test\.sh: is missing"):
+        load(tmp_path, skipUnusable=True, limit=2)
+
+
 @pytest.mark.parametrize("script", ["tests/test.sh", "solution/solve.sh"])
 def test_shell_script_with_windows_line_ends_is_refused_with_its_path(tmp_path: Path, script: str) -> None:
     """bash would report a syntax error, and each solution would get 0."""

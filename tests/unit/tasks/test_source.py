@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.tasks import TaskSourceError, load_tasks, read_rows
+from agent_runtime.tasks import LoadedTasks, TaskSourceError, load_tasks, read_rows
 from rollout_api.tasks import Task, Tasks
 
 
@@ -64,6 +64,25 @@ def test_every_broken_line_is_reported_with_its_field() -> None:
 def test_rows_after_the_limit_are_not_checked() -> None:
     assert [task.name for task in read(row("a"), "", row("b"), "broken", limit=2)] == ["a", "b"]
     assert told(row("a"), "broken", row("c"), limit=2) != []
+
+
+def test_rows_that_cannot_be_tasks_may_be_left_out(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("\n".join([row("a"), "broken", row("a"), row("b", prompt=5), row("c"), row("d")]))
+
+    def load(**source: object) -> LoadedTasks:
+        given = {"uri": "t.jsonl", "skipUnusable": True, **source}
+        return load_tasks(Tasks.model_validate({"from": given}), tmp_path, {})
+
+    found = load()
+    assert [task.name for task in found.tasks] == ["a", "c", "d"]
+    left_out, ungraded = map(str, found.warnings)
+    assert "3 of 6 tasks cannot be used and are left out (tasks.from.skipUnusable): t.jsonl:2: is not JSON" in left_out
+    assert "3 of 3 tasks have no verifier" in ungraded
+    assert [task.name for task in load(limit=2).tasks] == ["a", "c"]
+    assert [task.name for task in load(filter={"name": ["c", "d"]}).tasks] == ["c", "d"]
+    (tmp_path / "t.jsonl").write_text("broken")
+    with pytest.raises(TaskSourceError, match=r"t\.jsonl:1: is not JSON"):
+        load()
 
 
 def test_a_source_without_tasks_is_an_error() -> None:
