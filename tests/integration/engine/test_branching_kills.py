@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import yaml
 from agent_runtime.recording.store import Store
 from tests.integration.engine.branching import bash, branching, counting, done, run_of, searching
 from tests.support.fingerprint import fingerprint
-from tests.support.full import FULL
+from tests.support.full import FULL, first_seed
 from tests.support.resumed import kill_in_the_midst, resumed_rollouts
 
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
@@ -28,9 +27,7 @@ SEGMENTS = range(2, 8)
 
 def killed_until_done(folder: Path, environ: dict[str, str], manifest: Mapping[str, Any], kills: int) -> int:
     """Run a job to its end, with SIGKILLs in between. Returns their number."""
-    seed = int(os.environ.get("ROLLOUT_SEED", time.time()))
-    print(f"ROLLOUT_SEED={seed}")
-    rng = random.Random(seed)
+    rng = random.Random(first_seed())
     (folder / "job.yaml").write_text(yaml.safe_dump(dict(manifest)))
     store = Store.open(str(folder / "out"), {})
     done_kills = 0

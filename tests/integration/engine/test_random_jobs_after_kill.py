@@ -2,11 +2,9 @@
 undisturbed run."""
 
 import asyncio
-import os
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from agent_runtime.export.formats import Format, export
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from tests.support.fingerprint import fingerprint
-from tests.support.full import FULL
+from tests.support.full import FULL, first_seed
 from tests.support.resumed import kill_in_the_midst, resumed_rollouts
 
 JOBS = 40 if FULL else 1
@@ -228,7 +226,7 @@ def run(folder: Path, made: dict[str, Any], environ: dict[str, str], rng: random
 
 @pytest.mark.timeout(3600)
 def test_random_job_gives_the_same_when_it_is_killed(tmp_path: Path, environ: dict[str, str]) -> None:
-    first = int(os.environ.get("ROLLOUT_SEED", time.time() if FULL else CHECKED_SEED))
+    first = first_seed(CHECKED_SEED)
     for seed in range(first, first + JOBS):
         rng = random.Random(seed)
         made = job(rng)

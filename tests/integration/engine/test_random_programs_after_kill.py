@@ -3,10 +3,8 @@ trained once, as the server sampled it.
 """
 
 import asyncio
-import os
 import random
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import yaml
 
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
+from tests.support.full import first_seed
 from tests.support.resumed import segments_in
 from tests.support.talking_program import check_tokens
 from tests.support.vllm_server import VllmStandIn
@@ -145,7 +144,7 @@ async def run_killed(folder: Path, environ: dict[str, str], rng: random.Random) 
 
 @pytest.mark.timeout(3600)
 async def test_random_program_is_trained_on_exactly_its_servers_tokens(tmp_path: Path, environ: dict[str, str]) -> None:
-    first = int(os.environ.get("ROLLOUT_SEED", time.time()))
+    first = first_seed()
     for seed in range(first, first + PROGRAMS):
         rng, folder = random.Random(seed), tmp_path / str(seed)
         folder.mkdir()

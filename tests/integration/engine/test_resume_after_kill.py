@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import yaml
 
 from agent_runtime.recording.store import Store
 from tests.support.fingerprint import fingerprint
-from tests.support.full import FULL
+from tests.support.full import FULL, first_seed
 from tests.support.resumed import kill_in_the_midst, resumed_rollouts
 from tests.support.s3 import S3
 
@@ -102,9 +101,7 @@ def killed_runs(
     calm = tmp_path / "calm"
     calm.mkdir()
     undisturbed(calm, environ)
-    seed = int(os.environ.get("ROLLOUT_SEED", time.time()))
-    print(f"ROLLOUT_SEED={seed}")
-    rng = random.Random(seed)
+    rng = random.Random(first_seed())
     kills = number = resumed = 0
     while kills < KILLS:
         folder = tmp_path / f"run-{number}"

@@ -18,6 +18,7 @@ from agent_runtime.recording.store import Store
 from agent_runtime.runner.supervisor import Exit
 from tests.integration.runner.conftest import Pods, Runner, StartPods, wait_for
 from tests.support.fingerprint import fingerprint
+from tests.support.full import first_seed
 from tests.support.quickstart import REWARDS
 from tests.support.resumed import resumed_rollouts, rollouts_at_work, segments_in
 
@@ -88,9 +89,7 @@ def test_an_engine_killed_again_and_again_gives_the_results_of_an_undisturbed_on
     name = job["metadata"]["name"]
     calm, killed = pods("calm", job), pods("killed", job)
     complete(calm)
-    seed = int(os.environ.get("ROLLOUT_SEED", time.time()))
-    print(f"ROLLOUT_SEED={seed}")
-    rng = random.Random(seed)
+    rng = random.Random(first_seed())
     runner, kills = killed.start(), 0
     rewards = [reward for group in REWARDS.values() for reward in group]
     total = len(rewards)
