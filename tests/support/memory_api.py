@@ -21,6 +21,7 @@ from rollout_operator.loop import Loop
 from rollout_operator.metrics import Metrics
 from rollout_operator.model_server.operations import ServerOperations
 from rollout_operator.world import Memory
+from tests.support.virtual_time import virtual_time
 
 Json = dict[str, Any]
 Refuse = Callable[[str, str, Mapping[str, Any]], tuple[int, str] | None]
@@ -132,26 +133,27 @@ async def operator_on(
     may_write: Callable[[], bool] = lambda: True,
     writes_in_flight: int = 16,
 ) -> AsyncIterator[Loop]:
-    """Run the operator's loop on all stored objects and on every change."""
-    kube = cast("KubeApi", api)
-    cache, memory, keys = Cache(), Memory(), KeyRing(kube)
-    operations = ServerOperations(cast("Any", None), may_ask=lambda: False)
-    limits = Budgets(creates_per_second=10_000, deletes_per_second=10_000, writes_in_flight=writes_in_flight)
-    execution = Execution(kube, cache, memory, keys, operations, ExecutorContact(), limits, may_write)
-    metrics = Metrics(cache, lambda: True)
-    controllers = [rollout_job.CONTROLLER, sandbox.CONTROLLER, sandbox_pool.CONTROLLER, model_server.CONTROLLER]
-    events = EventRecorder(kube)
-    loop = Loop(controllers, config, execution, events, metrics)
-    for (kind, _, _), obj in api.objects.items():
-        loop.seen(kind, copy.deepcopy(obj), listed=True)
-    api.sink = loop
-    work = asyncio.create_task(loop.run())
-    loop.lead()
-    try:
-        yield loop
-    finally:
-        work.cancel()
-        await asyncio.wait([work])
+    """Run the operator's loop on all stored objects and on every change, in virtual time."""
+    with virtual_time():
+        kube = cast("KubeApi", api)
+        cache, memory, keys = Cache(), Memory(), KeyRing(kube)
+        operations = ServerOperations(cast("Any", None), may_ask=lambda: False)
+        limits = Budgets(creates_per_second=10_000, deletes_per_second=10_000, writes_in_flight=writes_in_flight)
+        execution = Execution(kube, cache, memory, keys, operations, ExecutorContact(), limits, may_write)
+        metrics = Metrics(cache, lambda: True)
+        controllers = [rollout_job.CONTROLLER, sandbox.CONTROLLER, sandbox_pool.CONTROLLER, model_server.CONTROLLER]
+        events = EventRecorder(kube)
+        loop = Loop(controllers, config, execution, events, metrics)
+        for (kind, _, _), obj in api.objects.items():
+            loop.seen(kind, copy.deepcopy(obj), listed=True)
+        api.sink = loop
+        work = asyncio.create_task(loop.run())
+        loop.lead()
+        try:
+            yield loop
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
 
 
 async def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:

@@ -1,7 +1,6 @@
 """An agent's time counts only what it used itself, over all runners, and each excluded second is excluded once."""
 
 import asyncio
-import time
 from itertools import pairwise
 
 import pytest
@@ -11,6 +10,9 @@ from hypothesis import strategies as st
 from agent_runtime.engine.attempt import agent_clock
 from agent_runtime.engine.attempt.agent_clock import AgentClock, union
 from agent_runtime.executor import timing
+from tests.support.virtual_time import VirtualClock
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 MOMENTS = st.integers(0, 60)
 SPANS = st.lists(st.tuples(MOMENTS, MOMENTS).map(lambda span: (min(span), max(span))), max_size=12)
@@ -108,13 +110,15 @@ async def test_clock_is_stopped_until_the_last_of_several_waits_ends() -> None:
     assert clock.used() == used, "the agent has ended"
 
 
-async def test_agent_does_not_pay_for_time_in_which_its_process_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_agent_does_not_pay_for_time_in_which_its_process_stood_still(
+    monkeypatch: pytest.MonkeyPatch, virtual_clock: VirtualClock
+) -> None:
     for module in (agent_clock, timing):
         monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
     clock = AgentClock(1)
     async with clock.running():
         await asyncio.sleep(0.1)
-        time.sleep(1.5)  # noqa: ASYNC251 (as SIGSTOP does)
+        virtual_clock.now += 1.5  # as SIGSTOP does
         await asyncio.sleep(0.01)
     assert not clock.expired, "a run that was stopped with Ctrl-Z would grade all its rollouts as AgentTimeout"
     assert clock.used() < 1

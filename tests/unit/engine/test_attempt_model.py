@@ -22,6 +22,8 @@ from agent_runtime.models.base import (
 from rollout_api.model import Sampling
 from rollout_api.records import CallError, DeliveryRecord, IntentRecord, Message, Record, StopReason
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 REQUEST = ModelRequest([], [], Sampling(), 1, "s", "t", 0, 0)
 REPLY = ModelReply({"role": "assistant", "content": "x"}, "stop")
 
@@ -101,7 +103,7 @@ async def test_a_failure_counts_as_an_excuse_until_the_next_answer() -> None:
     error = ModelError("ServerError", "status 500")
     await bench.fails(error)
     assert (bench.model.failure, bench.model.trouble()) == (error, error)
-    assert bench.model.failing_seconds(asyncio.get_running_loop().time()) > 0
+    assert bench.model.failing_seconds(asyncio.get_running_loop().time() + 1) > 0
     await bench.answers()
     assert (bench.model.failure, bench.model.trouble()) == (None, None)
     assert bench.model.failing_seconds(asyncio.get_running_loop().time()) == 0

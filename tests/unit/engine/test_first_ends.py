@@ -7,6 +7,8 @@ import pytest
 from agent_runtime.engine.scheduling import first_ends
 from agent_runtime.engine.scheduling.first_ends import FIRST, AgentBroken, FirstEnds
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 
 def raised(line: int, words: str = "'str' object has no attribute 'uper'") -> str:
     return f'Traceback (most recent call last):\n  File "own.py", line {line}, in run\n    x\nAttributeError: {words}\n'

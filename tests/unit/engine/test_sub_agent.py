@@ -247,6 +247,7 @@ class Unending:
                     await asyncio.sleep(0.01)
 
 
+@pytest.mark.usefixtures("virtual_clock")
 @pytest.mark.timeout(60, method="thread")  # agents would catch the exception of the other method
 @pytest.mark.parametrize("calls", [True, False])
 @pytest.mark.parametrize("is_stopped", [True, False])
@@ -301,6 +302,7 @@ class CallsAtItsEnd:
                 raise
 
 
+@pytest.mark.usefixtures("virtual_clock")
 async def test_agent_whose_time_is_over_makes_no_call_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
     agent, journal, model = CallsAtItsEnd(), MemoryJournal(), CountingModel(0, [])
     turns = turns_of(journal, model, [], agent_seconds=1)

@@ -4,11 +4,15 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+import pytest
+
 from agent_runtime.agents.base import AgentContext
 from agent_runtime.models.base import ToolCall
 from agent_runtime.tools.base import ToolContext, ToolResult
 from rollout_api.records import StopReason
 from tests.unit.engine.test_turns import Count, CountingModel, MemoryJournal, turns_of
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
 class Beside(Count):

@@ -40,6 +40,8 @@ from rollout_api.records import (
 from rollout_api.rollout_job import Agent as AgentSpec
 from rollout_api.tasks import Task, Timeouts
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 
 class Crash(BaseException):
     """Ends the process: nothing after it takes effect."""

@@ -26,6 +26,8 @@ from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
 from agent_runtime.sandboxes.executor_client import commands
 from agent_runtime.sandboxes.executor_client.commands import Refused, Running, command_content
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 NAMES = ("7.agent", "3:me", "4:call_1", "w")
 HOW: dict[str, Any] = {
     "cwd": None,

@@ -1,8 +1,6 @@
 """A command's deadline and duration, with a clock that excludes standstills."""
 
 import asyncio
-import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,6 +15,9 @@ from agent_runtime.executor.http.fields import Query
 from agent_runtime.executor.overlay.pausing import Pause
 from agent_runtime.executor.overlay.workspace import Workspace
 from agent_runtime.executor.routes import process_calls
+from tests.support.virtual_time import VirtualClock
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
 class FakeWorkspace:
@@ -62,12 +63,12 @@ async def test_command_is_not_charged_for_a_pause() -> None:
 
 
 @pytest.mark.parametrize("deadline", [1.0, None])
-async def test_command_is_not_charged_for_a_standstill(tmp_path: Path, deadline: float | None) -> None:
+async def test_command_is_not_charged_for_a_standstill(virtual_clock: VirtualClock, deadline: float | None) -> None:
     workspace, streams = FakeWorkspace(), Streams()
     process = Process("p", 0, CommandSpec("true", None, {}, None, None, None, deadline, Caps(9, 9, 0)), streams, "")
     process.start(cast(Workspace, workspace), {}, lambda: None)
     await asyncio.sleep(0.15)
-    time.sleep(1.5)  # noqa: ASYNC251 (as SIGSTOP does)
+    virtual_clock.now += 1.5  # as SIGSTOP does
     await asyncio.sleep(0.01)
     assert workspace.causes == [], "a frozen container would fail its commands, and grade its rollouts with 0"
     assert process.seconds < 1

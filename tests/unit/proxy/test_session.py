@@ -29,6 +29,8 @@ from rollout_api.records import DeliveryRecord, IntentRecord, Message, ResponseR
 from tests.support.full import examples
 from tests.support.proxied_model import MemoryJournal, TokenModel
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 USER: Message = {"role": "user", "content": "hello"}
 
 

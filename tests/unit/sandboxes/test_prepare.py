@@ -14,6 +14,8 @@ from rollout_api.files import TaskFile
 from rollout_api.sandbox import Resources
 from tests.support.dummy_sandboxes import DummyProvider, Files, ended
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 SPEC = WorkspaceSpec(
     group="task-1",
     working_dir="/workspace",

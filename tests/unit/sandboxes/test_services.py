@@ -14,6 +14,8 @@ from agent_runtime.sandboxes.base import CommandResult, Output, ProcessStatus, S
 from agent_runtime.sandboxes.services import ServiceFailed, ServiceWorkspace, hosts_file, start_services, without_proxy
 from rollout_api.services import HealthCheck, ServiceState
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 SPEC = WorkspaceSpec(group="g", working_dir="/")
 HEALTH = HealthCheck(command="check", seconds=1)
 
@@ -36,7 +38,7 @@ class Workspace:
     keys: list[str] = field(default_factory=list)
     pace: float = 1.0
     """Seconds that its program works in one second; 0 while it is paused."""
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: time.monotonic())
 
     async def start_process(self, command: Any, *, key: str) -> str:
         self.log.append(f"start {self.name}")

@@ -9,6 +9,8 @@ from agent_runtime.kube.api import ApiError
 from agent_runtime.runner.drain import Stopping
 from rollout_api.conditions import Metadata
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 JOB = Metadata(name="job", namespace="team", uid="uid-1")
 
 
@@ -49,7 +51,7 @@ async def test_turns_that_do_not_end_are_cut_off_at_the_deadline(answer: dict[st
     api.answers.set()
     await soon(stopping.stop)
     # Counted from SIGTERM, as the kubelet does, not from the API server's answer.
-    assert seconds <= asyncio.get_running_loop().time() - started
+    assert asyncio.get_running_loop().time() - started == pytest.approx(seconds)
     assert not stopping.cancelled.is_set()
 
 

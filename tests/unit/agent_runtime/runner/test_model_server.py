@@ -19,6 +19,8 @@ from agent_runtime.runner.start import Start
 from rollout_api.model_server import Gate
 from rollout_api.rollout_job import RolloutJob
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 
 class FakeApi:
     """An API server with one ModelServer or none."""

@@ -12,6 +12,8 @@ from agent_runtime.runner.predecessor import LONGEST_SECONDS, patience, wait_for
 from agent_runtime.runner.supervisor import SINCE
 from rollout_api.conditions import Metadata
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 JOB = Metadata(name="job", namespace="team", uid="uid-1")
 DRAINS = {"index": 1, "state": "Draining", "running": 3}
 PARKED = {"index": 1, "state": "Draining", "running": 0}

@@ -3,10 +3,14 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from agent_runtime.kube.api import ApiError
 from agent_runtime.runner.report import Reporter
 from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import RunnerReport
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 LONG = 600.0
 

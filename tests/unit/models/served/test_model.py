@@ -18,6 +18,8 @@ from agent_runtime.proxy.chat import PromptModel
 from rollout_api.model_server import Gate
 from tests.unit.models.served.fake_fleet import WHOLE, Behaviour, FakeEngine, FakeFleet, request, say, versions
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 SERVERS = ("server-0", "server-1", "server-2")
 ORDER = preference("group-0", SERVERS)
 
@@ -447,7 +449,7 @@ async def test_job_starts_with_the_healthy_servers(fleet: FakeFleet) -> None:
 async def test_runner_without_status_continues_and_records_no_version(
     fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "LEASE_SECONDS", 0.0)
+    monkeypatch.setattr(gate, "LEASE_SECONDS", -0.01)
     monkeypatch.setattr(model_module, "UNKNOWN_SECONDS", 0.3)
     model = await fleet.open("server-0", current=4)
     assert versions(await model.complete(request())) == [(len(WHOLE), None)]

@@ -11,6 +11,8 @@ from agent_runtime.proxy.relay import hub as hub_module
 from agent_runtime.proxy.relay.hub import Hub
 from rollout_api.model import Sampling
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 REPLY = ModelReply({"role": "assistant", "content": "x"}, "stop")
 
 

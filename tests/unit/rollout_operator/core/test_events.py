@@ -13,6 +13,8 @@ from rollout_operator.actions import Event
 from rollout_operator.api import ApiError
 from rollout_operator.events import COUNT_AGAIN_SECONDS, LONGEST_MESSAGE, MOST_WAITING, EventRecorder
 
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
 FAILED = Event("Warning", "RunnerRestarted", "it died")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from rollout_operator.api import FIRST_PAGE, PAGE_BYTES, UNREACHABLE, ApiError, KubeApi, Page
 from rollout_operator.informer import ABSENT_LIMIT_SECONDS, RETRY_LIMIT_SECONDS, Informer
+from tests.support.virtual_time import virtual_time
 
 
 class Api:
@@ -101,14 +102,15 @@ def test_refused_list_delays_only_its_own_namespace(namespace: str) -> None:
     async def run() -> None:
         api = Refused(None, 0)
         informer = Informer(cast("KubeApi", api), "Pod", namespace, "", Sink())
-        work = asyncio.create_task(informer.run())
-        await asyncio.sleep(0.05)
-        assert informer.answered.is_set() == bool(namespace)
-        assert not informer.synced.is_set()
-        api.refuses = False
-        await asyncio.wait_for(informer.synced.wait(), 30)
-        assert informer.answered.is_set()
-        work.cancel()
+        with virtual_time():
+            work = asyncio.create_task(informer.run())
+            await asyncio.sleep(0.05)
+            assert informer.answered.is_set() == bool(namespace)
+            assert not informer.synced.is_set()
+            api.refuses = False
+            await asyncio.wait_for(informer.synced.wait(), 30)
+            assert informer.answered.is_set()
+            work.cancel()
 
     asyncio.run(run())
 
