@@ -20,10 +20,27 @@ LIMIT = 600 * MB
 OWN_SHARE = (48 + 8 * 6) << 20
 OWN = {"memoryBytes": 200 * MB}
 ALLOCATE = "import time; a = b'x' * {size}; print('allocated', flush=True); time.sleep({seconds})"
+HOLD = """
+import os, time
+a = b'x' * {size}
+while not os.path.exists('/released'):
+    time.sleep(0.02)
+"""
 
 
 def allocating(megabytes: int, seconds: float) -> list[str]:
     return [PYTHON, "-c", ALLOCATE.format(size=megabytes * MB, seconds=seconds)]
+
+
+def holding(megabytes: int) -> list[str]:
+    """Return a command that keeps its memory until `release`: so a slow machine changes nothing of who waits for whom."""
+    return [PYTHON, "-c", HOLD.format(size=megabytes * MB)]
+
+
+async def release(clients: list[Any]) -> None:
+    """Let the commands of `holding` end."""
+    for client in clients:
+        assert (await client.call("PUT", "~/files?path=@/released", data=b"")).status == 200
 
 
 async def memory_of(client: Any, *, most: float = LIMIT + OWN_SHARE) -> dict[str, Any]:
@@ -59,23 +76,24 @@ async def watched(client: Any, jobs: list[asyncio.Task[Any]], **how: float) -> l
 
 
 async def test_programs_that_free_their_memory_all_end_by_themselves(six: list[Any]) -> None:
-    walls: list[float] = []
+    unpaid: list[float] = []
 
     async def timed(client: Any) -> Any:
         began = time.monotonic()
-        result = await run(client, allocating(150, 1))
-        walls.append(time.monotonic() - began)
+        result = await run(client, holding(150))
+        unpaid.append(time.monotonic() - began - result.seconds)
         return result
 
     jobs = [asyncio.create_task(timed(client)) for client in six]
-    seen = []
-    while not all(job.done() for job in jobs):
-        seen.append(await memory_of(six[0]))
-        await asyncio.sleep(0.02)
-    ended = [job.result() for job in jobs]
+    await until_paused(six[0])
+    began = time.monotonic()
+    await asyncio.sleep(2)
+    assert (await memory_of(six[0]))["paused"] > 0
+    pause = time.monotonic() - began
+    await release(six)
+    ended = [await job for job in jobs]
     assert [(result.exit_code, result.cause) for result in ended] == [(0, None)] * 6
-    assert max(memory["paused"] for memory in seen) > 0
-    assert max(result.seconds for result in ended) < 0.8 * max(walls), "paused time does not count"
+    assert max(unpaid) > pause, "paused time does not count"
     assert (await memory_of(six[0]))["paused"] == 0
 
 
@@ -107,27 +125,44 @@ async def test_own_limit_is_the_cause_if_it_is_exceeded(six: list[Any]) -> None:
         job.cancel()
 
 
-async def paused(client: Any, others: list[Any], *, count: int = 1) -> list[asyncio.Task[Any]]:
-    """Use so much memory in the others that commands pause; return the jobs."""
-    jobs = [asyncio.create_task(run(other, allocating(150, 3))) for other in others]
-    for _ in range(600):
-        if (await memory_of(client))["paused"] >= count:
-            return jobs
-        await asyncio.sleep(0.02)
-    raise AssertionError("nothing was paused")
+async def until_paused(client: Any) -> None:
+    async with asyncio.timeout(300):
+        while not (await memory_of(client))["paused"]:  # noqa: ASYNC110 the executor has no event for it
+            await asyncio.sleep(0.02)
+
+
+async def until_waiting(client: Any) -> None:
+    async with asyncio.timeout(300):
+        while not (await memory_of(client))["waiting"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def paused(client: Any, others: list[Any]) -> list[asyncio.Task[Any]]:
+    """Use so much memory in the others that commands pause; return the jobs, which end after `release`."""
+    jobs = [asyncio.create_task(run(other, holding(150))) for other in others]
+    await until_paused(client)
+    return jobs
 
 
 async def test_deadline_leaves_out_the_time_of_a_pause(six: list[Any]) -> None:
+    seconds, walls = 7, list[float]()
+
+    async def timed(client: Any) -> Any:
+        began = time.monotonic()
+        result = await run(client, allocating(150, 1), deadlineSeconds=seconds)
+        walls.append(time.monotonic() - began)
+        return result
+
     oldest = asyncio.create_task(run(six[0], allocating(190, 9)))
     await asyncio.sleep(0.5)
-    began = time.monotonic()
-    jobs = [asyncio.create_task(run(client, allocating(150, 1), deadlineSeconds=7)) for client in six[1:4]]
-    stopped = asyncio.create_task(run(six[4], allocating(60, 600), deadlineSeconds=7))
-    ended = [await job for job in jobs]
-    assert [(result.exit_code, result.cause) for result in ended] == [(0, None)] * 3
-    assert time.monotonic() - began > 7, "one of them was paused until another one had ended"
-    assert (await stopped).cause == "Deadline"
-    assert 7 <= (await stopped).seconds < 8
+    jobs = [asyncio.create_task(timed(client)) for client in six[1:4]]
+    stopped = await run(six[4], allocating(60, 600), deadlineSeconds=seconds)
+    assert stopped.cause == "Deadline"
+    assert stopped.seconds >= seconds
+    for result in [await job for job in jobs]:
+        # On a busy machine one may really run for so long.
+        assert result.exit_code == 0 or (result.cause == "Deadline" and result.seconds >= seconds)
+    assert max(walls) > seconds, "one of them was paused until another one had ended"
     assert (await oldest).exit_code == 0
 
 
@@ -135,41 +170,43 @@ async def test_a_steady_workspace_runs_while_others_pause(six: list[Any]) -> Non
     """Time limits inside a workspace count its pauses; verifiers have some."""
     steady = await six[1].call("PUT", "~/steady", json={}, keyed=False)
     assert (steady.status, steady.json) == (200, {})
-    limited = ["/usr/bin/timeout", "4", *allocating(60, 1)]
-    others = [asyncio.create_task(run(client, allocating(150, 6))) for client in (six[0], *six[2:])]
-    await asyncio.sleep(0.5)
-    began = time.monotonic()
-    assert (await run(six[1], limited)).exit_code == 0
-    assert time.monotonic() - began < 4
-    for job in others:
+    others = [six[0], *six[2:]]
+    jobs = await paused(six[0], others)
+    running = asyncio.create_task(run(six[1], allocating(60, 1)))
+    while not running.done():
+        assert (await memory_of(six[0]))["waiting"] == 0
+        await asyncio.sleep(0.01)
+    assert (await running).exit_code == 0
+    assert not all(job.done() for job in jobs)
+    for job in jobs:
         job.cancel()
 
 
 async def test_new_commands_wait_while_others_are_paused(six: list[Any]) -> None:
     jobs = await paused(six[0], six[:5])
-    began = time.monotonic()
+    asked = time.monotonic()
     late = asyncio.create_task(run(six[5], "echo late"))
-    while not late.done():
-        memory = await memory_of(six[0])
-        if memory["waiting"]:
-            break
-        await asyncio.sleep(0.01)
-    assert memory["waiting"] == 1
-    assert [(await job).exit_code for job in jobs] == [0] * 5
+    await until_waiting(six[0])
+    began = time.monotonic()
+    await asyncio.sleep(1)
+    assert not late.done()
+    waited = time.monotonic() - began
+    await release(six[:5])
     result = await late
     assert (result.exit_code, result.stdout) == (0, b"late\n")
-    assert result.seconds < 2
-    assert time.monotonic() - began > 2
+    assert result.seconds < time.monotonic() - asked - waited
+    assert [(await job).exit_code for job in jobs] == [0] * 5
 
 
 async def test_command_that_waits_for_its_start_ends_with_the_processes(six: list[Any]) -> None:
     """Otherwise it would run while the artifacts are read, or beside the verifier."""
     jobs = await paused(six[0], six[:5])
     late = asyncio.create_task(run(six[5], "touch /late"))
-    while not (await memory_of(six[0]))["waiting"]:  # noqa: ASYNC110 the executor has no event for it
-        await asyncio.sleep(0.01)
+    await until_waiting(six[0])
     assert (await six[5].call("DELETE", "~/processes", key=six[5].new_key())).status == 200
-    assert (await asyncio.wait_for(late, 5)).exit_code is None
+    assert (await late).exit_code is None
+    assert not any(job.done() for job in jobs)
+    await release(six[:5])
     for job in jobs:
         await job
     assert (await run(six[5], "ls /late")).exit_code == 2
@@ -201,8 +238,7 @@ async def test_tree_that_continues_itself_is_paused_again_and_does_not_prevent_t
     # Between two stops they grow, on a busy machine by more than a pod has left. There the kernel is the last limit.
     seen = await watched(six[0], jobs, most=math.inf)
     assert max(memory["paused"] for memory in seen) > 0
-    (ended,) = (job for job in jobs if job.done())
-    assert ended.result().cause == "SandboxMemory"
+    assert {job.result().cause for job in jobs if job.done()} == {"SandboxMemory"}
     for job in jobs:
         job.cancel()
 
@@ -212,7 +248,10 @@ async def test_shell_does_not_notice_that_its_children_were_stopped(six: list[An
     script = (
         f'set -m; ({PYTHON} -c "{ALLOCATE.format(size=120 * MB, seconds=0)}"; echo inner) & wait $!; echo code $?; jobs'
     )
-    result = await run(six[5], ["/bin/bash", "-c", script])
+    running = asyncio.create_task(run(six[5], ["/bin/bash", "-c", script]))
+    await until_waiting(six[0])
+    await release(six[:4])
+    result = await running
     assert result.stdout.decode().split("\n")[:3] == ["allocated", "inner", "code 0"]
     assert b"Stopped" not in result.stdout + result.stderr
     assert [(await job).cause for job in others] == [None] * 4
@@ -268,5 +307,6 @@ async def test_memory_that_no_process_has_mapped_counts(six: list[Any]) -> None:
     small = await run(six[0], [PYTHON, "-c", UNMAPPED.format(count=100 * MB, seconds=1)])
     assert (small.exit_code, small.cause, small.stdout) == (0, None, b"held\n")
     assert (await run(six[0], [PYTHON, "-c", UNMAPPED.format(count=400 * MB, seconds=60)])).cause == "Memory"
-    await asyncio.sleep(1)
-    assert (await memory_of(six[0]))["used"] < 50 * MB
+    async with asyncio.timeout(60):
+        while (await memory_of(six[0]))["used"] >= 50 * MB:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
