@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import time
 from typing import Any
 
 
@@ -97,30 +96,30 @@ async def test_output_beyond_the_spill_file_is_counted_as_lost(client: Any) -> N
 
 async def test_endless_output_uses_no_memory_and_blocks_no_other_call(client: Any, executor: Any) -> None:
     await client.run(["true"])
-    process = (await client.start(["yes"], deadlineSeconds=5, output={"spillBytes": 1_000_000})).json["id"]
-    await asyncio.sleep(1)
-    early, slowest = executor.memory_kib(), 0.0
-    for _ in range(3):
-        begun = time.monotonic()
-        await client.run(["true"])
-        slowest = max(slowest, time.monotonic() - begun)
-        await asyncio.sleep(1)
+    process = (await client.start(["yes"], output={"spillBytes": 1_000_000})).json["id"]
+
+    async def until_written(megabytes: int) -> None:
+        async with asyncio.timeout(600):
+            while (await client.status(process))["stdout"]["bytes"] < megabytes * 2**20:
+                await client.run(["true"])
+                await asyncio.sleep(0.1)
+
+    await until_written(20)
+    early = executor.memory_kib()
+    await until_written(200)
     growth = executor.memory_kib() - early
-    status = await client.status(process, wait=30)
-    print(
-        f"yes: {status['stdout']['bytes'] / 2**30:.1f} GiB, memory grew by {growth} KiB, `true` at most {slowest:.3f} s"
-    )
-    assert status["cause"] == "Deadline"
-    assert status["stdout"]["bytes"] > 100 * 2**20
+    assert (await client.call("POST", f"~/processes/{process}/signal", json={"signal": "KILL"})).status == 200
+    status = await client.status(process, wait=60)
+    assert status["state"] == "Exited"
     assert status["stdout"]["tail"]["data"].count("y\n") >= 32 * 1024 // 2 - 1
     assert growth < 2048
 
 
 async def test_a_background_server_keeps_running_and_does_not_delay_the_calls_result(client: Any) -> None:
-    begun = time.monotonic()
-    status = await client.run("echo started; (sleep 1.5; echo later) & ", waitSeconds=30)
-    assert time.monotonic() - begun < 1.4
+    server = "until [ -e asked ]; do sleep 0.05; done; echo later"
+    status = await client.run(f"echo started; ({server}) & ", waitSeconds=30)
     assert status["stdout"]["head"]["data"] == "started\n"
+    await client.run("touch asked")
     later = await client.output_until(status["id"], b"later\n", cursor=8)
     assert later.headers["Rollout-Output-End"] == "true"
 
