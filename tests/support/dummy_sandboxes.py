@@ -130,12 +130,12 @@ class DummyProvider:
         *,
         places: int = 1024,
         on_call: OnCall = nothing_happens,
-        pause_seconds: float = 0.0,
+        pause: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.warnings: Sequence[str] = ["nothing is isolated: commands are functions of the test"]
         self.world = self.worlds.setdefault(world, World())
         self.command, self.on_call = command, on_call
-        self.pause_seconds = pause_seconds
+        self.pause = pause
         self._places = places
         self._prepared: dict[str, Files] = {}
         self._groups = PreparedGroups(self._prepare, self._drop)
@@ -253,9 +253,9 @@ class DummyWorkspace:
         """See Workspace."""
 
         async def work() -> CommandResult:
-            if self._provider.pause_seconds:
+            if self._provider.pause is not None:
                 pausing(True)
-                await asyncio.sleep(self._provider.pause_seconds)
+                await self._provider.pause()
                 pausing(False)
             started = time.monotonic()
             try:

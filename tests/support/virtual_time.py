@@ -1,9 +1,9 @@
-"""Time of an event loop that passes only while all of its jobs wait, so that a busy machine changes no result."""
+"""Time that tests control, so that a busy machine changes no result."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -51,3 +51,24 @@ def virtual_time() -> Iterator[VirtualClock]:
             yield clock
     finally:
         del loop._run_once, loop.run_in_executor
+
+
+@contextlib.contextmanager
+def passing_time() -> Iterator[Callable[[int], Awaitable[None]]]:
+    """Yield a coroutine function that lets so many seconds pass at once, in addition to the real time.
+
+    For tests with sockets or storage, in which `virtual_time` is not possible: limits can be far above what a busy machine
+    needs. Call it in the event loop of the tested code.
+    """
+    monotonic, perf_counter, passed = time.monotonic, time.perf_counter, 0
+
+    async def let_pass(seconds: int) -> None:
+        nonlocal passed
+        for _ in range(seconds):  # After a longer step, clocks that leave out standstills would leave it out.
+            passed += 1
+            await asyncio.sleep(0)
+
+    with mock.patch.multiple(
+        time, monotonic=lambda: monotonic() + passed, perf_counter=lambda: perf_counter() + passed
+    ):
+        yield let_pass

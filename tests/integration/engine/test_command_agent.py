@@ -1,9 +1,12 @@
 """An unmodified program in the sandbox is the agent: what is recorded of it, and the attribution of its end."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
+import time
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,12 +242,13 @@ async def test_draining_runner_breaks_no_answer_and_the_next_one_continues(tmp_p
 ASK = """
 import json, os, sys, time, urllib.error, urllib.request
 
-def ask(text="Hi", **fields):
+def ask(text="Hi", timeout=60, **fields):
     body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": text}], **fields}
     headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
     url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
-        return urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=60).status
+        return urllib.request.urlopen(request, timeout=timeout).status
     except urllib.error.HTTPError as error:
         return error.code
 
@@ -312,21 +316,32 @@ async def test_a_program_whose_request_makes_the_server_fail_is_graded(tmp_path:
     assert [failed["reason"] for failed in ran.results[0]["failedAttempts"]] == ["ServerError"]
 
 
+def is_running(argument: str) -> bool:
+    """Whether a process has this argument."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if argument.encode() in path.read_bytes().split(b"\0"):
+                return True
+    return False
+
+
 async def test_program_that_gives_up_without_a_runner_is_retried(tmp_path: Path) -> None:
-    asked, drain = asyncio.Event(), Drain()
+    asked, drain, mark = asyncio.Event(), Drain(), uuid.uuid4().hex
 
     async def before(_question: int, _letter: int) -> None:
         asked.set()
 
-    program = ASK.replace("timeout=60", "timeout=7") + "ask()\ntime.sleep(3)\nask('And now?')"
+    program = ASK + "ask()\ntime.sleep(3)\nask('And now?', timeout=7)"
     async with VllmStandIn() as server:
-        job = RolloutJob.model_validate(manifest(tmp_path, server, program, ["python3", "agent.py"]))
+        job = RolloutJob.model_validate(manifest(tmp_path, server, program, ["python3", "agent.py", mark]))
         model = Speller(before=before)
         first = asyncio.create_task(run_job(job, base_dir=tmp_path, environ={}, drain=drain, model=model))
         await asked.wait()
         drain.request()
         assert (await first).resumable
-        await asyncio.sleep(12)
+        async with asyncio.timeout(300):
+            while await asyncio.to_thread(is_running, mark):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
         summary = await run_job(job, base_dir=tmp_path, environ={}, model=model)
     ran = await read(tmp_path, summary.folder)
     assert (ran.end, ran.results[0]["attempt"]) == (("Completed", "Finished"), 1), ran.results
@@ -406,7 +421,7 @@ async def test_program_that_times_out_is_excused_if_the_model_answers_no_other_r
     is_well: bool, end: tuple[str, str], tmp_path: Path, server: VllmStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_calls, "PROBE_SECONDS", 1.0)
-    program = ASK.replace("timeout=60", "timeout=2") + "ask()\nask('Are you there?')"
+    program = ASK + "ask()\nask('Are you there?', timeout=2)"
     job = manifest(tmp_path, server, program, ["python3", "agent.py"])
     summary = await run_job(RolloutJob.model_validate(job), base_dir=tmp_path, environ={}, model=Hung(is_well=is_well))
     ran = await read(tmp_path, summary.folder)
@@ -416,18 +431,24 @@ async def test_program_that_times_out_is_excused_if_the_model_answers_no_other_r
 class Held(Speller):
     """Holds every call behind a shut gate."""
 
+    held = 0.0
+
     async def complete(self, request: ModelRequest) -> ModelReply:
+        began = time.monotonic()
         request.health.on_hold(True)
         await asyncio.sleep(4)
         request.health.on_hold(False)
+        self.held += time.monotonic() - began
         return await super().complete(request)
 
 
 async def test_time_behind_a_shut_gate_does_not_count_for_the_program(tmp_path: Path, server: VllmStandIn) -> None:
-    task = {"timeouts": {"agentSeconds": 7}}
-    job = manifest(tmp_path, server, ASK + "ask('question')\nask('question')", ["python3", "agent.py"], task=task)
-    summary = await run_job(RolloutJob.model_validate(job), base_dir=tmp_path, environ={}, model=Held())
-    assert (await read(tmp_path, summary.folder)).end == ("Completed", "Finished")
+    model, began = Held(), time.monotonic()
+    job = manifest(tmp_path, server, ASK + "ask('question')\nask('question')", ["python3", "agent.py"])
+    summary = await run_job(RolloutJob.model_validate(job), base_dir=tmp_path, environ={}, model=model)
+    ran = await read(tmp_path, summary.folder)
+    assert ran.end == ("Completed", "Finished")
+    assert ran.results[0]["seconds"]["agent"] <= time.monotonic() - began - model.held
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from rollout_api.records import ObjectDigest, PolicySpan, Usage
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
 from tests.support.dummy_sandboxes import DummyProvider, DummyWorkspace, Files, OnCall, World, ended, nothing_happens
+from tests.support.virtual_time import passing_time
 
 worlds = itertools.count()
 FILE = {"path": "work.txt", "content": "to be done"}
@@ -155,11 +156,12 @@ async def test_a_member_that_is_always_lost_is_masked_and_never_reward_0(tmp_pat
 async def test_slow_boot_costs_no_agent_time(tmp_path: Path) -> None:
     async def slow(called: str, attempt: str, key: str | None) -> None:
         if called == "acquire":
-            await asyncio.sleep(2.5)
+            await let_pass(90)
 
-    ran = await run(a_job(tmp_path, agent_seconds=2), tmp_path, on_call=slow)
-    assert ran.outcomes == [("Completed", "Finished", 1.0)] * 2
-    assert all(result["seconds"]["boot"] > 2 > result["seconds"]["agent"] for result in ran.results)
+    with passing_time() as let_pass:
+        ran = await run(a_job(tmp_path, group_size=1, agent_seconds=60), tmp_path, on_call=slow)
+    assert ran.outcomes == [("Completed", "Finished", 1.0)]
+    assert ran.results[0]["seconds"]["boot"] > 60 > ran.results[0]["seconds"]["agent"]
 
 
 async def test_unavailable_model_is_an_infrastructure_failure_and_a_full_context_is_not(tmp_path: Path) -> None:
@@ -312,7 +314,7 @@ async def test_model_that_fails_at_all_requests_is_infrastructure(tmp_path: Path
 async def test_timeout_at_a_silent_model_counts_only_if_it_answers_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers_others: bool
 ) -> None:
-    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 0.5)
+    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 60 if answers_others else 0.5)
 
     async def hang(request: ModelRequest) -> None:
         is_probe = request.messages[-1]["content"] == "Say ok."
@@ -968,21 +970,23 @@ async def test_agents_time_does_not_end_during_a_checkpoint(tmp_path: Path) -> N
 
     async def end_slowly(operation: str, attempt: str, key: str | None) -> None:
         if operation == "freeze":
-            await asyncio.sleep(1.3)
+            await let_pass(90)
 
-    job = a_job(tmp_path, group_size=1, agent_seconds=1)
+    job = a_job(tmp_path, group_size=1, agent_seconds=60)
     common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "agent": _Checkpointing, "model": OneCall()}
     provider = DummyProvider(f"outcomes-{next(worlds)}", on_call=end_slowly)
-    ran = Ran(tmp_path, await run_job(job, provider=provider, **common), [])
+    with passing_time() as let_pass:
+        ran = Ran(tmp_path, await run_job(job, provider=provider, **common), [])
     assert ran.outcomes == [("Completed", "Finished", 1.0)]
 
 
 async def test_time_in_which_the_sandbox_pauses_a_command_is_not_the_agents(tmp_path: Path) -> None:
     """The memory of others was the cause, and reward 0 would be the result."""
-    job = a_job(tmp_path, group_size=1, agent_seconds=1)
+    job = a_job(tmp_path, group_size=1, agent_seconds=60)
     common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "agent": _Checkpointing, "model": OneCall()}
-    provider = DummyProvider(f"outcomes-{next(worlds)}", pause_seconds=1.3)
-    ran = Ran(tmp_path, await run_job(job, provider=provider, **common), [])
+    with passing_time() as let_pass:
+        provider = DummyProvider(f"outcomes-{next(worlds)}", pause=lambda: let_pass(90))
+        ran = Ran(tmp_path, await run_job(job, provider=provider, **common), [])
     assert ran.outcomes == [("Completed", "Finished", 1.0)]
 
 

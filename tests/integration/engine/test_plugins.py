@@ -24,6 +24,7 @@ from rollout_api.records import AttemptRecord, Message, Observation, Record, Res
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task, TaskStep, TaskVerifier
 from tests.support.dummy_sandboxes import DummyProvider, Files, ended
+from tests.support.virtual_time import passing_time
 
 worlds = itertools.count()
 
@@ -427,16 +428,24 @@ async def test_group_is_judged_again_by_the_next_process_from_its_seals(tmp_path
 
 
 async def test_slow_plugin_costs_no_agent_time(tmp_path: Path) -> None:
+    engine, called = asyncio.get_running_loop(), list[str]()
+
+    async def take_long(call: str) -> None:
+        called.append(call)
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(let_pass(20), engine))
+
     class Slow:
         async def filter_tool_call(self) -> None:
-            await asyncio.sleep(0.4)
+            await take_long("before")
 
         async def after_tool_call(self) -> None:
-            await asyncio.sleep(0.4)
+            await take_long("after")
 
     document = a_job(tmp_path).wire()
-    document["spec"]["tasks"]["inline"][0]["timeouts"] = {"agentSeconds": 1}
-    ran = await run(tmp_path, Slow(), job=RolloutJob.model_validate(document))
+    document["spec"]["tasks"]["inline"][0]["timeouts"] = {"agentSeconds": 30}
+    with passing_time() as let_pass:
+        ran = await run(tmp_path, Slow(), job=RolloutJob.model_validate(document))
+    assert set(called) == {"before", "after"}
     assert ran.results[0].stop_reason is not None
     assert ran.results[0].stop_reason.value == "Finished"
 
