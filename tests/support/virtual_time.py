@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 from unittest import mock
 
@@ -54,7 +54,7 @@ def virtual_time() -> Iterator[VirtualClock]:
 
 
 @contextlib.contextmanager
-def passing_time() -> Iterator[Callable[[int], Awaitable[None]]]:
+def passing_time() -> Iterator[Callable[[int], Coroutine[Any, Any, None]]]:
     """Yield a coroutine function that lets so many seconds pass at once, in addition to the real time.
 
     For tests with sockets or storage, in which `virtual_time` is not possible: limits can be far above what a busy machine

@@ -63,11 +63,13 @@ async def test_attempts_of_a_prefix_end_whoever_holds_them(start_executor: Any, 
         assert (await create(gone[0], "layer")).status == 200
         assert (await gone[0].call("POST", "/workspaces/layer/freeze")).status == 200
         assert (await create(gone[1], "above", parent="layer")).status == 200
-        running = asyncio.create_task(gone[1].ask("sleep 100", gone[1].new_key(), waitSeconds=100, cwd="/"))
-        await asyncio.sleep(0.3)
+        command = "touch /begun; sleep 600"
+        running = asyncio.create_task(gone[1].ask(command, gone[1].new_key(), waitSeconds=600, cwd="/"))
+        while (await gone[1].call("GET", "~/stat?path=/begun")).status != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
         ended = await client.call("DELETE", "/attempts?prefix=job-gone", keyed=False)
         assert (ended.status, ended.json) == (200, {"deleted": 2})
-        assert (await asyncio.wait_for(running, 10)).cause == "WorkspaceEnded"
+        assert (await running).cause == "WorkspaceEnded"
         left = {found["id"] for found in (await client.call("GET", "/workspaces")).json["workspaces"]}
         assert left == {client.workspace, other.workspace}
         assert (await create(gone[0], "again")).code == "Forgotten"

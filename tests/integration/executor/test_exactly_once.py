@@ -71,7 +71,7 @@ async def test_a_hundred_callers_with_one_key_make_one_call(client: Any) -> None
 
 async def test_wait_ends_with_the_caller_and_the_command_continues(client: Any, executor: Any) -> None:
     process = (await client.start("sleep 1; echo done", "3:call")).json["id"]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         for _ in range(5):
             waiting = asyncio.create_task(client.status(process, wait=30))
             await asyncio.sleep(0.05)

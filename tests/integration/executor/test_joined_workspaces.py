@@ -83,15 +83,15 @@ async def test_joined_workspaces_are_stopped_before_a_smaller_other_one_for_the_
     async with connect(executor) as client:
         other, leader = client.workspace, f"{client.workspace}-leader"
         client.folder = "/"
-        largest = asyncio.create_task(client.ask(use.format(250), client.new_key(), waitSeconds=60))
+        largest = asyncio.create_task(client.ask(use.format(250), client.new_key(), waitSeconds=600))
         await asyncio.sleep(0.5)
         assert (await client.call("POST", "/workspaces", json={"id": leader, "shares": True})).status == 200
         members = []
         for name in ("a", "b", "c"):
             client.workspace = await _join(client, leader, name)
-            members.append(asyncio.create_task(client.ask(use.format(180), client.new_key(), waitSeconds=60)))
+            members.append(asyncio.create_task(client.ask(use.format(180), client.new_key(), waitSeconds=600)))
             await asyncio.sleep(0.5)
-        done, _ = await asyncio.wait([largest, *members], return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        done, _ = await asyncio.wait([largest, *members], return_when=asyncio.FIRST_COMPLETED, timeout=600)
         assert [task.result().cause for task in done] == ["Memory"]
         assert largest not in done, "it uses less than the other workspaces together"
         for task in (largest, *members):
@@ -102,20 +102,21 @@ async def test_joined_workspaces_are_stopped_before_a_smaller_other_one_for_the_
 async def test_the_limits_hold_for_all_of_them_together(start_executor: Any, connect: Any) -> None:
     executor = start_executor("Overlay", places=2)
     limits = {"memoryBytes": 300 << 20}
-    use = "python3 -c 'import time; a = b\"x\" * ({} << 20); time.sleep(600)'"
+    use = 'python3 -c \'import time; a = b"x" * ({} << 20); open("/allocated", "w"); time.sleep(600)\''
     async with connect(executor) as client:
         leader = f"{client.workspace}-leader"
         body = {"id": leader, "shares": True, "limits": limits}
         assert (await client.call("POST", "/workspaces", json=body)).status == 200
         service = await _join(client, leader, "db", limits=limits)
         client.workspace, client.folder = service, "/"
-        larger = asyncio.create_task(client.ask(use.format(180), client.new_key(), waitSeconds=60))
-        await asyncio.sleep(1)
+        larger = asyncio.create_task(client.ask(use.format(180), client.new_key(), waitSeconds=600))
+        while (await client.call("GET", "~/stat?path=/allocated")).status != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
         assert not larger.done()
         client.workspace = leader
         assert await client.out("echo small") == "small\n"
-        smaller = asyncio.create_task(client.ask(use.format(150), client.new_key(), waitSeconds=60))
-        ended = await asyncio.wait_for(larger, 30)
+        smaller = asyncio.create_task(client.ask(use.format(150), client.new_key(), waitSeconds=600))
+        ended = await larger
         assert ended.cause == "Memory"
         assert not smaller.done()
         smaller.cancel()

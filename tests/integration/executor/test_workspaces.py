@@ -61,8 +61,8 @@ async def test_destroyed_workspace_ends_its_processes_and_waiting_callers(client
 async def test_a_workspace_over_its_memory_is_named_as_the_cause(overlay: Any, connect: Any) -> None:
     async with connect(overlay, limits={"memoryBytes": 64 * 2**20}) as client:
         # Each process stays below the limit of a process; only their sum exceeds the workspace's limit.
-        eat = "for n in 1 2 3; do (head -c 40000000 /dev/zero; sleep 9) | tail -c 40000000 > /dev/null & done; wait"
-        status = await client.run(eat, waitSeconds=60)
+        eat = "for n in 1 2 3; do (head -c 40000000 /dev/zero; sleep 600) | tail -c 40000000 > /dev/null & done; wait"
+        status = await client.run(eat, waitSeconds=600)
         assert status["cause"] == "Memory", status
 
 
@@ -72,9 +72,11 @@ async def test_a_workspace_whose_init_died_fails_its_processes_and_later_calls_w
     async with connect(overlay) as client:
         process = (await client.start(["sleep", "777"])).json["id"]
         waiting = asyncio.create_task(client.status(process, wait=60))
-        await asyncio.sleep(0.1)
-        pgrep = await asyncio.create_subprocess_exec("pgrep", "-xf", "sleep 777", stdout=asyncio.subprocess.PIPE)
-        sleeper = (await pgrep.communicate())[0].decode().split()[0]
+        found: list[str] = []
+        while not found:
+            pgrep = await asyncio.create_subprocess_exec("pgrep", "-xf", "sleep 777", stdout=asyncio.subprocess.PIPE)
+            found = (await pgrep.communicate())[0].decode().split()
+        sleeper = found[0]
         namespace = f"/proc/{sleeper}/ns/pid"
         # PID 1 of its namespace, found from outside as only the machine's root can.
         kill = (
