@@ -140,15 +140,32 @@ def judge_named(reported: Sequence[ReportedTest], named: Sequence[str]) -> list[
     """Return one verdict for each named test: passed if it was reported, and always as passed."""
     by_key: dict[tuple[str | None, str], list[ReportedTest]] = {}
     for test in reported:
-        owner = test.classname.rpartition(".")[2]
-        # SWE-bench cuts names at the first blank, which may be within parameters; R2E-Gym's names have the class but no
-        # file.
-        first = test.name.partition(" ")[0]
-        for name in {test.name, first if "[" in first else test.name}:
-            for key in {(test.classname, name), (None, name), (None, f"{owner}.{name}")}:
-                by_key.setdefault(key, []).append(test)
+        keys = set[tuple[str | None, str]]()
+        for name in _forms(test.name):
+            keys |= {(test.classname, name), (None, name), *((None, f"{owner}.{name}") for owner in _owners(test))}
+        for key in keys:
+            by_key.setdefault(key, []).append(test)
         by_key.setdefault((test.classname, test.name.partition("[")[0]), []).append(test)
     return [_verdict(name, _reports_of(name, by_key)) for name in named]
+
+
+def _forms(name: str) -> set[str]:
+    """Return the forms of a test's name in data sets. SWE-bench cuts it at the first blank, which may be within
+    parameters. R2E-Gym writes `.` for `::`, and cuts it at the first ` - `.
+    """
+    if "[" not in name:
+        return {name}
+    first = name.partition(" ")[0]
+    return {name, first if "[" in first else name, name.replace("::", ".").partition(" - ")[0]}
+
+
+def _owners(test: ReportedTest) -> set[str]:
+    """Return the classes of a test without its module, and its innermost class. R2E-Gym's names have classes but no
+    file.
+    """
+    module = "" if test.file is None else f"{_module(test.file)}."
+    classes = test.classname.removeprefix(module) if test.classname.startswith(module) else test.classname
+    return {classes, test.classname.rpartition(".")[2]}
 
 
 def _reports_of(name: str, by_key: dict[tuple[str | None, str], list[ReportedTest]]) -> list[ReportedTest]:
