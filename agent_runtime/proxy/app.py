@@ -157,4 +157,4 @@ def _incoming(request: web.Request) -> Incoming:
         return body
 
     headers = {name.lower(): value for name, value in request.headers.items()}
-    return Incoming(request.method, request.path, headers, read, request.query_string)
+    return Incoming(request.method, request.path, headers, read, request.rel_url.raw_query_string)

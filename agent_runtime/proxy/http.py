@@ -36,6 +36,7 @@ class Incoming:
     read: Callable[[int], Awaitable[bytes]]
     """Returns the body, at most this many bytes. Raises BodyTooLarge. A repeated call returns the same."""
     query: str = ""
+    """Query with its percent-encoding."""
 
 
 def _ignore(delivered: bool) -> None:

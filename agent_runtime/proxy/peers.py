@@ -10,8 +10,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 import aiohttp
+from yarl import URL
 
 from agent_runtime.proxy.call import RETRY_COUNT
 from agent_runtime.proxy.chat import ErrorKind, Refused
@@ -44,6 +46,8 @@ _OF_ONE_CONNECTION: Final = frozenset(
     {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "date"}
 )
 
+_NOT_FORWARDED: Final = _OF_ONE_CONNECTION | {"content-encoding", "expect"}
+"""The server has decoded the body."""
 
 T = TypeVar("T")
 
@@ -94,9 +98,9 @@ class Peers:
         Raises PeerLost and Refused if no part of a reply was sent yet.
         """
         body = await request.read(settings.limits.body_bytes)
-        headers = {name: value for name, value in request.headers.items() if name not in _OF_ONE_CONNECTION}
+        headers = {name: value for name, value in request.headers.items() if name not in _NOT_FORWARDED}
         headers[FORWARDED] = self._mark(settings)
-        url = address + request.path + (f"?{request.query}" if request.query else "")
+        url = _exact_url(address, request)
         with contextlib.ExitStack() as stack:
             peer = stack.enter_context(self._watched(address))
             response = await self._send(peer, request.method, url, headers, body, has_moved)
@@ -123,7 +127,7 @@ class Peers:
         self,
         peer: _Peer,
         method: str,
-        url: str,
+        url: URL,
         headers: dict[str, str],
         body: bytes,
         has_moved: Callable[[], Awaitable[bool]],
@@ -146,7 +150,7 @@ class Peers:
                 headers[RETRY_COUNT] = str(failures)
             await _unless_lost(peer, asyncio.sleep(_AGAIN_SECONDS))
 
-    async def _exchange(self, method: str, url: str, headers: dict[str, str], body: bytes) -> aiohttp.ClientResponse:
+    async def _exchange(self, method: str, url: URL, headers: dict[str, str], body: bytes) -> aiohttp.ClientResponse:
         response = await self._open().request(method, url, headers=headers, data=body, allow_redirects=False)
         try:
             if not _is_stream(response):
@@ -205,6 +209,14 @@ class Peers:
                 auto_decompress=False,
             )
         return self._client
+
+
+def _exact_url(address: str, request: Incoming) -> URL:
+    """Return the URL of a request at another replica. Resolving `..` in its path would make it a request to another
+    route there, such as a delivery report, with this replica's authentication.
+    """
+    query = f"?{request.query}" if request.query else ""
+    return URL(address + quote(request.path, safe="/", errors="surrogateescape") + query, encoded=True)
 
 
 def _is_stream(response: aiohttp.ClientResponse) -> bool:

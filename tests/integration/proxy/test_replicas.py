@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from agent_runtime.proxy.admin import traces_view
 from agent_runtime.proxy.app import DESCRIPTORS
@@ -337,3 +339,34 @@ async def test_stopped_owner_releases_its_sessions_without_a_wait(replicas: Repl
     assert agent.retries == 0
     assert len(await recorded(replicas, "s")) == 2
     replicas.ports = [owner, other, third]
+
+
+async def test_path_of_a_forwarded_request_reaches_no_route_of_replicas(replicas: Replicas) -> None:
+    owner, other, _ = replicas.ports
+    async with aiohttp.ClientSession() as client:
+        async with client.post(f"http://127.0.0.1:{owner}/sessions/one", headers=ADMIN) as reply:
+            key = {"Authorization": f"Bearer {(await reply.json())['key']}"}
+        asked = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+        async with client.post(f"http://127.0.0.1:{owner}/v1/chat/completions", headers=key, json=asked) as reply:
+            assert reply.status == 200
+        for path in (
+            "/v1/../sessions/one/turns/0",
+            "/sessions/one/v1/../turns/0",
+            "/v1/%2e%2e/sessions/one/turns/0",
+            "/v1/%252e%252e/sessions/one/turns/0",
+            "/v1/models%3F/../../sessions/one/turns/0",
+        ):
+            url = URL(f"http://127.0.0.1:{other}{path}", encoded=True)
+            async with client.post(url, headers=key, json={"delivered": False}) as reply:
+                assert reply.status == 404, f"the client reported the delivery of its own answer at {path}"
+
+
+async def test_compressed_request_is_answered_by_every_replica(replicas: Replicas) -> None:
+    owner, other, _ = replicas.ports
+    async with aiohttp.ClientSession() as client:
+        async with client.post(f"http://127.0.0.1:{owner}/sessions/one", headers=ADMIN) as reply:
+            headers = {"Authorization": f"Bearer {(await reply.json())['key']}", "Content-Encoding": "gzip"}
+        body = gzip.compress(b'{"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}')
+        for port in (owner, other):
+            async with client.post(f"http://127.0.0.1:{port}/v1/chat/completions", headers=headers, data=body) as reply:
+                assert reply.status == 200, await reply.text()
