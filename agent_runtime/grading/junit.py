@@ -150,13 +150,22 @@ def judge_named(reported: Sequence[ReportedTest], named: Sequence[str]) -> list[
 
 
 def _forms(name: str) -> set[str]:
-    """Return the forms of a test's name in data sets. SWE-bench cuts it at the first blank, which may be within
-    parameters. R2E-Gym writes `.` for `::`, and cuts it at the first ` - `.
+    """Return the forms of a test's name in data sets.
+
+    SWE-bench's harness cuts names at the first blank, which may be within parameters, keeps only the end of a parameter
+    that is an absolute path, and writes Matplotlib's mouse buttons as numbers. R2E-Gym writes `.` for `::`, and cuts
+    names at the first ` - `.
     """
     if "[" not in name:
         return {name}
-    first = name.partition(" ")[0]
-    return {name, first if "[" in first else name, name.replace("::", ".").partition(" - ")[0]}
+    first = name.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3").partition(" ")[0]
+    forms = {name, name.replace("::", ".").partition(" - ")[0]}
+    if "[" in first:
+        forms |= {first, _ABSOLUTE.sub(r"[/\1]", first)}
+    return forms
+
+
+_ABSOLUTE = re.compile(r"(?<!\])\[/(?!/)[^*]*/([^/*]*)\]$")
 
 
 def _owners(test: ReportedTest) -> set[str]:

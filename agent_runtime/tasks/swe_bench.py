@@ -113,6 +113,7 @@ _REPORT_TESTS: Final = TaskFile(
 _WITHOUT_PARALLEL: Final = frozenset({"1.7", "1.8", "1.9"})
 """Versions of Django for which SWE-bench's harness passes neither settings nor `--parallel`."""
 
+_PROGRESS: Final = re.compile(r"\[ *[0-9]+%\]")
 _COMMIT: Final = re.compile("[0-9a-f]{7,64}")
 
 
@@ -150,7 +151,7 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
         checked.wrong("test_patch", "is missing or empty: it must contain the hidden tests")
     command, version, folder = (checked.optional(field) for field in ("test_cmd", "version", "working_dir"))
     checked.refuse()
-    tests = [*to_pass, *to_keep]
+    tests = _reportable([*to_pass, *to_keep])
     files, patched = files_of(tests), repository.patched_paths(test_patch)
     verifier = runner_of(repo, command, files, patched, version)
     hidden = repository.hidden_files(base, test_patch, {*files, *patched}, repository.patched_paths(patch))
@@ -166,6 +167,13 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
         timeouts=TIMEOUTS,
         sandbox={"image": image, "workingDir": folder or WORKING_DIR, "env": SHELL},
     )
+
+
+def _reportable(tests: Sequence[str]) -> list[str]:
+    """Return the tests without those that are no test, because no run can report them: SWE-bench's harness also reads
+    pytest's lines of progress, `PASSED [100%]`, and some instances list that.
+    """
+    return [name for name in tests if not _PROGRESS.fullmatch(name)] or list(tests)
 
 
 def runner_of(repo: str, command: str, files: Sequence[str], patched: Sequence[str], version: str) -> dict[str, Any]:

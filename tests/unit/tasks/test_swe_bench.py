@@ -50,6 +50,13 @@ def test_an_instance_is_graded_by_all_its_tests_and_carries_its_patch_alone(tmp_
     assert "+b" not in task.prompt
 
 
+def test_progress_of_pytest_in_the_list_of_tests_is_no_test() -> None:
+    kept = '["[100%]", "tests/test_m.py::test_b[100%]", "[ 50%]"]'
+    verifier = task_of({**INSTANCE, "repo": "pytest-dev/pytest", "PASS_TO_PASS": kept}).verifier
+    assert verifier is not None
+    assert verifier.tests == ["tests/test_m.py::test_a", "tests/test_m.py::test_b[100%]"]
+
+
 def test_the_image_is_that_of_the_instance(tmp_path: Path) -> None:
     def image(row: dict[str, Any], **fields: Any) -> str | None:
         (task,) = load(tmp_path, [{**INSTANCE, **row}], **fields).tasks
