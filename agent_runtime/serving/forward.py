@@ -38,7 +38,7 @@ NOT_FORWARDED: Final = HOP_BY_HOP | {"host", "authorization", ENGINE_PROCESS_HEA
 """Request headers that are not forwarded: the engine needs no keys."""
 
 BODY_HEADERS: Final = frozenset({"content-length", "content-encoding"})
-"""Request headers that are dropped if the body is replaced."""
+"""Request headers that are dropped if the body is replaced or decoded."""
 
 
 def engine_session() -> aiohttp.ClientSession:
@@ -68,7 +68,8 @@ async def forward(
     """
     if (refused := refusal()) is not None:
         return refused
-    left_out = NOT_FORWARDED if body is None else NOT_FORWARDED | BODY_HEADERS
+    is_own = body is None and "Content-Encoding" not in request.headers  # which the server has decoded
+    left_out = NOT_FORWARDED if is_own else NOT_FORWARDED | BODY_HEADERS
     data: aiohttp.StreamReader | io.BytesIO | None = request.content if request.can_read_body else None
     if body is not None:
         data = io.BytesIO(body)  # aiohttp sends it in pieces, so that a large one does not delay other calls

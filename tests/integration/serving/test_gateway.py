@@ -1,6 +1,7 @@
 """The gateway in front of a real HTTP engine: which requests pass, and whether answers arrive as the engine sends them."""
 
 import asyncio
+import gzip
 import io
 import json
 import os
@@ -322,6 +323,13 @@ async def test_large_body_is_forwarded_in_both_directions(gateway: Gateway) -> N
     body = os.urandom(20 << 20)
     assert await status(gateway, "POST", f"{gateway.data}/tokenize", data=io.BytesIO(body)) == 200
     assert gateway.engine.bodies == [body]
+
+
+async def test_compressed_body_reaches_the_engine_whole(gateway: Gateway) -> None:
+    body, headers = b'{"prompt": "' + b"x" * 50_000 + b'"}', {"Content-Encoding": "gzip"}
+    async with gateway.http.post(f"{gateway.data}/tokenize", data=gzip.compress(body), headers=headers) as answer:
+        assert answer.status == 200
+    assert gateway.engine.bodies[-1] == body
 
 
 async def test_a_policy_is_fetched_once_and_whole(gateway: Gateway, tmp_path: Path) -> None:
