@@ -3,12 +3,12 @@
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 from typing import Any
 
 from agent_runtime.export.parquet import json_text
 from agent_runtime.recording.atif import reasoning_of, text_of
-from agent_runtime.recording.messages import Turn, fold, last_made
+from agent_runtime.recording.branches import copied_turn
+from agent_runtime.recording.messages import Turn, fold, last_made, prompt_in
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Message, Outcome, Result
 
@@ -16,25 +16,25 @@ from rollout_api.records import Message, Outcome, Result
 async def rollout_output(run: RunReader, index: int) -> list[dict[str, Any]]:
     """Return the line of a rollout. Raises RecordCorrupt.
 
-    The conversation is that of the last turn, as in verifiers; its messages before the first answer are the prompt.
+    The conversation is that of the last turn, as in verifiers; its messages before the first answer are the prompt. That
+    includes turns that were copied from another rollout.
     Ungraded rollouts have a null reward, and an error; verifiers' own lines would have a reward of 0.
     """
     result = run.seals[index].result
-    turns = fold(await run.records(index))
+    records = await run.records(index)
+    turns, copied = fold(records), copied_turn(records)
     last = last_made(turns)
     conversation = last.conversation() if last else []
-    prompt = list(takewhile(lambda message: message["role"] != "assistant", conversation))
+    prompt, own = prompt_in(conversation, turns, copied), [turn for turn in turns if turn.number > copied]
     return [
         {
             "example_id": result.group,
             "prompt": [_message(message) for message in prompt],
             "completion": [_message(message) for message in conversation[len(prompt) :]],
             "reward": result.reward,
-            "timing": _timing(result, turns),
+            "timing": _timing(result, own),
             "is_completed": result.outcome is Outcome.COMPLETED,
-            "is_truncated": any(
-                turn.response is not None and turn.response.finish_reason == "length" for turn in turns
-            ),
+            "is_truncated": any(turn.response is not None and turn.response.finish_reason == "length" for turn in own),
             "stop_condition": result.stop_reason,
             "metrics": {**result.rewards, "num_turns": float(result.turns), "num_tool_calls": float(result.tool_calls)},
             "tool_defs": [_tool(tool) for tool in last.tools] if last else [],

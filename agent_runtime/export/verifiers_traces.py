@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_runtime.recording.atif import reasoning_of, text_of
+from agent_runtime.recording.branches import copied_turn
 from agent_runtime.recording.messages import Turn, fold, last_made, last_of_each_branch
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Message, Outcome, ResponseRecord, Result, StopReason
@@ -35,11 +36,12 @@ async def episode(run: RunReader, index: int) -> list[dict[str, Any]]:
     verifiers adds up all rewards. Tokens are not included.
     """
     result = run.seals[index].result
-    turns = fold(await run.records(index))
+    records = await run.records(index)
+    turns, copied = fold(records), copied_turn(records)
     task = {"type": "Task", "data": {"idx": result.group, "name": result.task}, "key": result.task}
     ok, errors = result.outcome is Outcome.COMPLETED, _errors(result)
     stopped = STOP_CONDITIONS.get(result.stop_reason, result.stop_reason.value) if result.stop_reason else "error"
-    graph, last = _Graph.of(turns), last_made(turns)
+    graph, last = _Graph.of(turns, copied), last_made(turns)
     name, uid = run.job.metadata.name, run.job_file.uid
     trace = {
         "version": TRACE_VERSION,
@@ -58,7 +60,7 @@ async def episode(run: RunReader, index: int) -> list[dict[str, Any]]:
         "stop_condition": stopped,
         "is_timeout": result.stop_reason is StopReason.AGENT_TIMEOUT,
         "errors": errors,
-        "timing": _timing(result, turns),
+        "timing": _timing(result, [turn for turn in turns if turn.number > copied]),
     }
     line = {
         "id": _id(uid, index, "episode"),
@@ -82,12 +84,15 @@ class _Graph:
     _known: dict[tuple[int | None, str], int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, turns: Sequence[Turn]) -> "_Graph":
+    def of(cls, turns: Sequence[Turn], copied: int) -> "_Graph":
+        """Return the graph of these turns. Answers up to the turn `copied` were sampled in another rollout."""
         graph = cls()
         for turn in turns:
             parent = graph._path(turn.messages, turn)
             if turn.response is not None:
                 node = graph._node(parent, turn.response.message, turn)
+                if turn.number <= copied:
+                    continue
                 graph.nodes[node]["sampled"] = True
                 graph.calls.append(_call(node, turn.response))
         for turn in last_of_each_branch(turns):

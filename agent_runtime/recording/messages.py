@@ -8,7 +8,7 @@ except a call that ends the attempt.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from agent_runtime.models.token_history import TokenHistory, common_length
@@ -113,6 +113,18 @@ def last_made(turns: Sequence[Turn]) -> Turn | None:
     made before its last one.
     """
     return max(turns, key=lambda turn: turn.number, default=None)
+
+
+def prompt_in(conversation: Sequence[Message], turns: Sequence[Turn], copied: int) -> list[Message]:
+    """Return the messages of a conversation before the rollout's own first answer. Those up to the turn `copied` are
+    copies from another rollout, which samples them once.
+    """
+    own = next((turn for turn in turns if turn.number > copied), None)
+    if own is None:
+        return list(conversation)
+    if copied >= 0 and list(conversation[: len(own.messages)]) == own.messages:
+        return own.messages
+    return list(takewhile(lambda message: message["role"] != "assistant", conversation))
 
 
 def last_of_each_branch(turns: Sequence[Turn]) -> list[Turn]:

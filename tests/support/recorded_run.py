@@ -11,7 +11,7 @@ from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
-from rollout_api.records import AttemptSummary, Message, Outcome, Record, ResponseRecord, Result, Usage
+from rollout_api.records import AttemptSummary, BranchRecord, Message, Outcome, Record, ResponseRecord, Result, Usage
 from rollout_api.rollout_job import RolloutJob
 from tests.support.records import answered, asked, call, completed, gave, told
 
@@ -86,6 +86,9 @@ ROLLOUTS: list[tuple[Result, list[Record]]] = [
 ]
 """One that failed, one with two branches that passed, one lost in the middle, one lost before its first call."""
 
+
+BRANCHED: list[Record] = [BranchRecord(time=100.0, job="file:///source", index=0, attempt=0, turn=0), *TOOL_USE]
+"""The first turn is copied from another rollout."""
 
 DELEGATED: list[Record] = [
     *BEGUN,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.export.formats import Format, export
-from tests.support.recorded_run import ASK, DELEGATED, OTHER, ROLLOUTS, SYSTEM, TOOLS, record_run
+from tests.support.recorded_run import ASK, BRANCHED, DELEGATED, OTHER, ROLLOUTS, SYSTEM, TOOLS, record_run
 
 Lines = list[dict[str, Any]]
 
@@ -57,3 +57,15 @@ async def test_conversation_tools_and_end_are_of_the_agent_and_not_of_its_sub_ag
     assert line["timing"]["generation"]["end"] == traces["traces"][0]["timing"]["agent"]["end"] == 104.0
     assert [tool["name"] for tool in line["tool_defs"]] == [tool["function"]["name"] for tool in TOOLS]
     assert len(traces["traces"][0]["tools"]) == len(TOOLS)
+
+
+async def test_copied_turns_are_context_and_not_sampled_again(tmp_path: Path) -> None:
+    run = await record_run(tmp_path / "out", [(ROLLOUTS[0][0], BRANCHED)])
+    [line] = [json.loads(line) async for line in export(run, Format.VERIFIERS)]
+    assert [message["role"] for message in line["prompt"]] == ["system", "user", "assistant", "tool"]
+    assert [message["content"] for message in line["completion"]] == ["There is a.txt."]
+    assert line["timing"]["model"]["duration"] == 1.0
+    [traces] = [json.loads(line) async for line in export(run, Format.VERIFIERS_TRACES)]
+    [trace] = traces["traces"]
+    assert [node["message"]["content"] for node in trace["nodes"] if node["sampled"]] == ["There is a.txt."]
+    assert len(trace["calls"]) == 1
