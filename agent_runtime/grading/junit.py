@@ -140,9 +140,12 @@ def judge_named(reported: Sequence[ReportedTest], named: Sequence[str]) -> list[
     """Return one verdict for each named test: passed if it was reported, and always as passed."""
     by_key: dict[tuple[str | None, str], list[ReportedTest]] = {}
     for test in reported:
-        keys = set[tuple[str | None, str]]()
-        for name in _forms(test.name):
-            keys |= {(test.classname, name), (None, name), *((None, f"{owner}.{name}") for owner in _owners(test))}
+        forms = _forms(test.name)
+        keys: set[tuple[str | None, str]] = {(test.classname, name) for name in forms}
+        # R2E-Gym's names have the classes but no file; in parameters, `.` for `::`, and an end at the first ` - `.
+        of_r2e = test.name.replace("::", ".").partition(" - ")[0] if "[" in test.name else test.name
+        for name in {*forms, of_r2e}:
+            keys |= {(None, name), *((None, f"{owner}.{name}") for owner in _owners(test))}
         for key in keys:
             by_key.setdefault(key, []).append(test)
         by_key.setdefault((test.classname, test.name.partition("[")[0]), []).append(test)
@@ -150,28 +153,18 @@ def judge_named(reported: Sequence[ReportedTest], named: Sequence[str]) -> list[
 
 
 def _forms(name: str) -> set[str]:
-    """Return the forms of a test's name in data sets.
-
-    SWE-bench's harness cuts names at the first blank, which may be within parameters, keeps only the end of a parameter
-    that is an absolute path, and writes Matplotlib's mouse buttons as numbers. R2E-Gym writes `.` for `::`, and cuts
-    names at the first ` - `.
+    """Return the forms of a test's name in SWE-bench. Its harness cuts names at the first blank, which may be within
+    parameters, keeps only the end of a parameter that is an absolute path, and writes Matplotlib's mouse buttons as numbers.
     """
-    if "[" not in name:
-        return {name}
     first = name.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3").partition(" ")[0]
-    forms = {name, name.replace("::", ".").partition(" - ")[0]}
-    if "[" in first:
-        forms |= {first, _ABSOLUTE.sub(r"[/\1]", first)}
-    return forms
+    return {name, first, _ABSOLUTE.sub(r"[/\1]", first)} if "[" in first else {name}
 
 
 _ABSOLUTE = re.compile(r"(?<!\])\[/(?!/)[^*]*/([^/*]*)\]$")
 
 
 def _owners(test: ReportedTest) -> set[str]:
-    """Return the classes of a test without its module, and its innermost class. R2E-Gym's names have classes but no
-    file.
-    """
+    """Return the classes of a test without its module, and its innermost class."""
     module = "" if test.file is None else f"{_module(test.file)}."
     classes = test.classname.removeprefix(module) if test.classname.startswith(module) else test.classname
     return {classes, test.classname.rpartition(".")[2]}

@@ -18,6 +18,8 @@ REPORTED = [
     ReportedTest("tests.test_p", "test_j[MouseButton.RIGHT-x y]", "tests/test_p.py", False),
     ReportedTest("", "test_f (app.tests.Case)", None, True),
     ReportedTest("", "Reads a::b as text.", None, True),
+    ReportedTest("", "adds", None, True),
+    ReportedTest("", "adds - negative ones", None, False),
 ]
 
 
@@ -38,6 +40,7 @@ REPORTED = [
         ("tests/test_p.py::test_i[/x]", False),
         ("tests/test_p.py::test_j[1-x]", True),
         ("tests/test_p.py::test_j[3-x", False),
+        ("adds", True),
         ("test_e", True),
         ("test_f (app.tests.Case)", True),
         ("test_f (app.tests.Other)", False),
