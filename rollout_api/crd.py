@@ -256,6 +256,10 @@ RULES: dict[str, list[Schema]] = {
             "rule": "self.kind in ['pytest', 'junit'] || self.tests.size() == 0",
             "message": "tests can be named for kinds pytest and junit only",
         },
+        {
+            "rule": "self.kind in ['pytest', 'junit'] || self.alsoPassed.size() == 0",
+            "message": "alsoPassed is for kinds pytest and junit only",
+        },
     ],
 }
 """CEL rules by model."""

@@ -40,6 +40,15 @@ class RewardRule(StrEnum):
     ALL_OR_NOTHING = "AllOrNothing"
 
 
+class UnpassedResult(StrEnum):
+    """Result of a test that did not pass, and did not fail either. `XFail`: it failed as pytest was told to expect
+    (`xfail`). `Skipped`: it was not run.
+    """
+
+    XFAIL = "XFail"
+    SKIPPED = "Skipped"
+
+
 class TaskVerifier(ApiModel):
     """How the result of a task is graded."""
 
@@ -51,6 +60,10 @@ class TaskVerifier(ApiModel):
     """Commands, run in order in the working directory."""
     tests: Annotated[list[ShortText], Field(max_length=10_000)] = []
     """Tests that must be reported as passed (`file::test`); every reported test when left out."""
+    also_passed: Annotated[list[UnpassedResult], Field(max_length=2)] = []
+    """Results of reported tests that count as passed too, as harnesses of some datasets count them. Code under test can
+    cause them.
+    """
     report: Path | None = None
     """For `junit`: the report that the commands write, relative to the working directory."""
     collect: Annotated[list[Command], Field(max_length=64)] = []
@@ -87,8 +100,11 @@ class TaskVerifier(ApiModel):
     def _report_belongs_to_junit(self) -> Self:
         if (self.kind is VerifierKind.JUNIT) != (self.report is not None):
             raise ValueError("report is needed for kind junit, and for no other kind")
-        if self.tests and self.kind not in (VerifierKind.PYTEST, VerifierKind.JUNIT):
-            raise ValueError(f"tests can be named for kinds pytest and junit only, not for {self.kind.value}")
+        if self.kind not in (VerifierKind.PYTEST, VerifierKind.JUNIT):
+            if self.tests:
+                raise ValueError(f"tests can be named for kinds pytest and junit only, not for {self.kind.value}")
+            if self.also_passed:
+                raise ValueError(f"alsoPassed is for kinds pytest and junit only, not for {self.kind.value}")
         return self
 
 

@@ -11,7 +11,15 @@ from typing import Protocol
 
 from agent_runtime.grading import reward_file
 from agent_runtime.grading.artifacts import artifact_paths, asks_for_files, is_below
-from agent_runtime.grading.junit import REPORT_BYTES, ReportedTest, ReportError, judge_all, judge_named, parse_report
+from agent_runtime.grading.junit import (
+    REPORT_BYTES,
+    ReportedTest,
+    ReportError,
+    counted,
+    judge_all,
+    judge_named,
+    parse_report,
+)
 from agent_runtime.grading.programs import PROBE_SECONDS, missing_program
 from agent_runtime.sandboxes.base import (
     WORKSPACE_USER,
@@ -329,7 +337,8 @@ class _Grading:
                 return await self.judge_reward_file()
 
     def judged_tests(self, reports: Sequence[list[ReportedTest] | ReportError]) -> Verdict:
-        reported = [test for report in reports if not isinstance(report, ReportError) for test in report]
+        read = [test for report in reports if not isinstance(report, ReportError) for test in report]
+        reported = counted(read, self.spec.also_passed)
         broken = [str(report) for report in reports if isinstance(report, ReportError)]
         if self.spec.tests:
             # Only the named tests count. Other tests of the same run may fail, which also changes its exit code.

@@ -172,6 +172,10 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda spec: spec["tasks"]["inline"][0]["verifier"].update(kind="commands", tests=["a"]),
         "tests can be named for kinds pytest and junit only",
     ),
+    "results of commands": (
+        lambda spec: spec["tasks"]["inline"][0]["verifier"].update(kind="commands", alsoPassed=["XFail"]),
+        "alsoPassed is for kinds pytest and junit only",
+    ),
     "a program without a command": (
         lambda spec: spec.update(agent={"type": "Command"}),
         "command is needed for type Command, and for no other type",

@@ -16,12 +16,14 @@ from agent_runtime.grading.junit import (
     REPORT_DEPTH,
     ReportedTest,
     ReportError,
+    counted,
     defined_tests,
     judge_all,
     judge_named,
     parse_report,
 )
 from rollout_api.files import TaskFile
+from rollout_api.tasks import UnpassedResult
 
 
 def report(*cases: str) -> bytes:
@@ -300,6 +302,50 @@ Other = None
     verdicts = judge_all(parse_report(report.read_bytes()), [TaskFile(path=file.name, content=file.read_text())])
     assert [verdict for verdict in verdicts if not verdict.passed] == []
     assert len(verdicts) == 4
+
+
+UNPASSED = """
+import pytest
+@pytest.mark.xfail
+def test_marked(): assert False
+@pytest.mark.xfail(strict=True)
+def test_better_than_marked(): pass
+def test_imperative(): pytest.xfail("broken")
+@pytest.mark.skip
+def test_skipped(): pass
+def test_good(): pass
+def test_bad(): assert False
+@pytest.mark.parametrize("v", ["a b", "a c", pytest.param("a d", marks=pytest.mark.skip)])
+def test_cut(v): pass
+@pytest.mark.parametrize("v", ["a b", pytest.param("a c", marks=pytest.mark.xfail(raises=OSError))])
+def test_cut_bad(v): assert "b" in v
+@pytest.mark.parametrize("v", [pytest.param(v, marks=pytest.mark.skip) for v in ("a b", "a c")])
+def test_cut_skipped(v): pass
+"""
+
+
+def test_results_that_count_as_passed_are_those_that_pytest_reports(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(UNPASSED)
+    report = tmp_path / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-o", "junit_family=xunit1", "test_it.py"]
+    subprocess.run(command, cwd=tmp_path, check=False, stdout=subprocess.PIPE)
+
+    def passing(*also_passed: UnpassedResult) -> set[str]:
+        names = [f"test_it.py::{function}" for _, function in defined_tests(UNPASSED.encode())]
+        cut = [f"{name}[a" if "cut" in name else name for name in names]
+        verdicts = judge_named(counted(parse_report(report.read_bytes()), also_passed), cut)
+        return {verdict.name.partition("::test_")[2] for verdict in verdicts if verdict.passed}
+
+    assert passing() == {"good", "cut[a"}
+    assert passing(UnpassedResult.XFAIL) == {"good", "cut[a", "marked", "imperative"}
+    both = passing(UnpassedResult.XFAIL, UnpassedResult.SKIPPED)
+    assert both == {"good", "cut[a", "marked", "imperative", "skipped", "cut_skipped[a"}
+
+
+@pytest.mark.parametrize("inside", ["<failure/><skipped/>", "<skipped/><error/>", "<skipped/><failure/><skipped/>"])
+def test_failure_outweighs_a_skip_that_counts_as_passed(inside: str) -> None:
+    (test,) = counted(parse_report(report(case("m", "t", inside))), list(UnpassedResult))
+    assert not test.passed
 
 
 def test_output_of_pytest_is_matched_by_its_own_node_ids(tmp_path: Path) -> None:
