@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import uuid
 from typing import Any
 
@@ -53,10 +54,13 @@ _FAILURES = {
 
 
 class ChatUpstream:
-    """`bodies` are the requests so far."""
+    """`bodies` are the requests so far. Answers to "reason held" and "slow held" wait for `go_on` in their middle, and at
+    their start; a test sets it when it has what must arrive before.
+    """
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.go_on = threading.Event()
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 28)
@@ -76,6 +80,8 @@ class ChatUpstream:
         seconds = float(rest) if rest and rest.replace(".", "").isdigit() else 0.0
         if word == "slow":
             await asyncio.sleep(seconds)
+            if rest == "held":
+                await self._wait()
         head = {"id": "chatcmpl-x", "created": 1700000000, "model": body["model"]}
         message = {"role": "assistant", **message}
         if not body.get("stream"):
@@ -92,7 +98,8 @@ class ChatUpstream:
         thought = message.get("reasoning", "")
         for start in range(0, len(thought), 28):
             await send({"reasoning": thought[start : start + 28]})
-            await asyncio.sleep(seconds / 10)
+            if rest == "held":
+                await self._wait()
         for piece in (message["content"] or "").split():
             await send({"content": f"{piece} "})
         for index, call in enumerate(message.get("tool_calls", [])):
@@ -104,3 +111,7 @@ class ChatUpstream:
         await send({}, finish_reason, choices=[], usage=USAGE)
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    async def _wait(self) -> None:
+        if not await asyncio.to_thread(self.go_on.wait, 60):
+            raise TimeoutError("the test did not get what must arrive before")

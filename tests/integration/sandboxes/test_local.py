@@ -110,12 +110,16 @@ async def test_workspace_of_a_stopped_run_stays_for_a_limited_time(tmp_path: Pat
     first, second, third = (LocalProvider(tmp_path, template(mode), places=2) for _ in range(3))
     await first.open()
     workspace = await first.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
-    await first.close(keep=True, at_most=5)
+    await first.close(keep=True, at_most=600)
     await second.open()  # within the time
     again = await second.reattach(workspace.handle, spec=spec(), fence=Fence(2, "second"))
     assert await say(again, "echo still", "1:say") == "still"
+    (record,) = (tmp_path / "sandboxes").glob("*.json")
+    executor = Path(f"/proc/{json.loads(record.read_text())['pid']}")
     await second.close(keep=True, at_most=1)
-    await asyncio.sleep(3)
+    async with asyncio.timeout(60):
+        while executor.exists() and executor.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z":  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
     await third.open()
     with pytest.raises(SandboxFailure):
         await third.reattach(workspace.handle, spec=spec(), fence=Fence(3, "third"))
@@ -247,7 +251,7 @@ async def test_processes_that_tools_leave_running_end_before_grading(tmp_path: P
     await provider.open()
     workspace = await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
     loop = "while :; do date +%s%N > alive; sleep 0.05; done"
-    await say(workspace, f"setsid sh -c '{loop}' >/dev/null 2>&1 & sleep 0.3; cat alive", "1:a")
+    await say(workspace, f"setsid sh -c '{loop}' >/dev/null 2>&1 & until [ -s alive ]; do sleep 0.05; done", "1:a")
     await workspace.kill_all(key="2:kill")
     before = await workspace.read("alive")
     await asyncio.sleep(0.3)
