@@ -126,16 +126,18 @@ async def test_sandbox_is_not_lost_when_it_answers_again_after_an_outage_of_the_
     opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05,))
-    monkeypatch.setattr(executor_client, "REPLY_SECONDS", 0.3)
-    monkeypatch.setattr(held_sandbox, "ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr(fleet, "REASON_SECONDS", 3)
+    monkeypatch.setattr(fleet, "REASON_SECONDS", 1)
     provider = await opened()
     workspace = await acquire(provider)
-    executor = operator.executors[workspace.handle["sandbox"]]
+    name = workspace.handle["sandbox"]
+    executor, held = operator.executors[name], provider._fleet.held[name]
     for _ in range(2):
-        executor.send_signal(signal.SIGSTOP)
-        reading = asyncio.create_task(workspace.read("given.txt"))
-        await asyncio.sleep(2)
+        with monkeypatch.context() as hasty:
+            hasty.setattr(executor_client, "REPLY_SECONDS", 0.3)
+            hasty.setattr(held_sandbox, "ANSWER_SECONDS", 0.3)
+            executor.send_signal(signal.SIGSTOP)
+            reading = asyncio.create_task(workspace.read("given.txt"))
+            await until(lambda: held.inquiry is not None)
         executor.send_signal(signal.SIGCONT)
         assert await reading == b"given\n"
     assert await say(workspace, "echo here") == "here"

@@ -155,7 +155,8 @@ async def test_executor_with_another_boot_id_is_a_lost_sandbox(opened: Opened, o
 async def test_a_frozen_runner_that_thaws_does_not_take_its_successors_sandboxes_away(
     opened: Opened, operator: StandInOperator, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_runtime.sandboxes.cluster.fleet.KEEP_EMPTY_SECONDS", 1.5)
+    keep_empty = "agent_runtime.sandboxes.cluster.fleet.KEEP_EMPTY_SECONDS"
+    monkeypatch.setattr(keep_empty, 600)
     frozen = await opened(rollout_job(mode))
     workspace = await acquire(frozen)
     empty = await acquire(frozen, "9-0", image="another")
@@ -170,6 +171,7 @@ async def test_a_frozen_runner_that_thaws_does_not_take_its_successors_sandboxes
         await acquire(frozen)
     with pytest.raises(Fenced):
         await workspace.release()
+    monkeypatch.setattr(keep_empty, 1.5)
     await asyncio.sleep(3)
     assert await say(taken, "echo here") == "here"
     if mode == "Overlay":

@@ -140,8 +140,10 @@ def _machine_runs(arguments: str) -> bool:
 
 async def test_signal_reaches_only_the_command_unless_the_tree_is_requested(either: Inside) -> None:
     workspace = await either.make()
-    command, output = await start(workspace, "trap 'echo got it; exit 3' USR1; while :; do sleep 0.01; done")
-    await asyncio.sleep(0.2)
+    command, output = await start(
+        workspace, "trap 'echo got it; exit 3' USR1; echo ready; while :; do sleep 0.01; done"
+    )
+    assert await asyncio.to_thread(os.read, output, 99) == b"ready\n"
     await command.signal(signal.SIGUSR1, tree=False)
     assert (await asyncio.wait_for(command.exited, 20)).code == 3
     assert await read_all(output) == b"got it\n"
@@ -161,11 +163,14 @@ async def test_destroying_a_workspace_ends_and_reports_its_running_commands(eith
 async def test_a_terminal_controls_its_command(either: Inside) -> None:
     workspace = await either.make()
     master, slave = await workspace.open_terminal(33, 77)
-    command = await spawn(workspace, "stty size; tty; cat </dev/tty", stdin=slave, stdout=slave, stderr=slave, tty=True)
-    await asyncio.sleep(0.3)
+    command = await spawn(
+        workspace, "stty size; tty; echo on; exec cat </dev/tty", stdin=slave, stdout=slave, stderr=slave, tty=True
+    )
+    output = b""
+    while b"on\r\n" not in output:
+        output += await asyncio.to_thread(os.read, master, 4096)
     os.write(master, b"\x03")  # Ctrl-C reaches only those whom the terminal controls
     ended = await asyncio.wait_for(command.exited, 20)
-    output = os.read(master, 4096)
     os.close(master)
     assert b"33 77" in output
     assert b"/dev/pts/" in output
