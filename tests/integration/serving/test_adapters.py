@@ -181,12 +181,14 @@ async def test_gateway_that_has_just_started_does_not_pass_names_to_the_engine_t
 
 
 async def test_version_that_is_no_longer_wanted_when_it_is_loaded_is_unloaded(gateway: Gateway) -> None:
-    gateway.engine.weights.load_seconds = 0.3
+    gateway.engine.faults.load_hangs, weights = True, gateway.engine.weights
     await gateway.want(red={"current": 0, "versions": [gateway.version(1)]})
-    await asyncio.sleep(0.1)
+    await until(lambda: weights.begun)
     await gateway.want()
-    await until(lambda: set(gateway.engine.weights.adapters) == {"red@1"})
-    await until(lambda: not gateway.engine.weights.adapters)
+    gateway.engine.faults.load_hangs = False
+    await until(lambda: weights.loads)
+    assert weights.loads[-1]["ok"]
+    await until(lambda: not weights.adapters)
 
 
 @pytest.mark.parametrize(("failures", "loaded"), [(2, [1]), (3, [])])
@@ -205,7 +207,7 @@ async def test_engine_that_ends_has_not_refused_the_files(gateway: Gateway) -> N
     """A refused version would not be retried."""
     gateway.engine.faults.load_hangs = True
     await gateway.want(red={"current": 0, "versions": [gateway.version(1)]})
-    await asyncio.sleep(0.2)
+    await until(lambda: gateway.engine.weights.begun)
     await gateway.engine.stop()
     await gateway.engine.start()
     await gateway.open()

@@ -47,6 +47,8 @@ class Weights:
     adapters: dict[str, Adapter] = field(default_factory=dict)
     loads: list[dict[str, Any]] = field(default_factory=list)
     """Every attempted load: {how, version, ok}."""
+    begun: int = 0
+    """Number of loads that have begun."""
     initialised: bool = False
     """Whether the channel to a trainer exists."""
     updating: bool = False
@@ -147,6 +149,7 @@ class Weights:
         return checksums_of(self.version)
 
     async def _load(self, how: str, version: int | None) -> None:
+        self.begun += 1
         await asyncio.sleep(self.load_seconds)
         while self.faults.load_hangs:  # noqa: ASYNC110 - tests set the field itself
             await asyncio.sleep(0.02)

@@ -204,6 +204,7 @@ async def test_unfinished_requests_use_no_place(monkeypatch: pytest.MonkeyPatch)
         for reader, writer in connections:
             assert b" 408 " in await reader.readline()
             writer.close()
+        monkeypatch.setattr(admission, "READ_SECONDS", 60)
         assert (await client.post("/sandboxes", json={})).status == 200
 
 
