@@ -20,7 +20,7 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 MODEL = "policy"
 
 
-async def until(reached: Callable[[], bool]) -> None:
+async def until(reached: Callable[[], object]) -> None:
     async with asyncio.timeout(30):
         while not reached():  # noqa: ASYNC110 - the engine has no event for it
             await asyncio.sleep(0.01)
