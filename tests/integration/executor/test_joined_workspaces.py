@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-SERVER = "python3 -m http.server --bind 127.0.0.1 80 >/dev/null 2>&1 & sleep 0.1"
+SERVER = "python3 -m http.server --bind 127.0.0.1 80 >/dev/null 2>&1"
 FETCH = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:80/data/f').read().decode())"
 
 
@@ -32,10 +32,10 @@ async def test_a_joined_workspace_has_the_network_and_volumes_but_not_the_files_
         assert await client.out("echo shared > /srv/data/f; echo own > /own; sleep 300 & echo done") == "done\n"
         client.workspace = service
         assert await client.out("cat /data/f; ls /own /srv/data 2>&1 | wc -l; pgrep -c sleep") == "shared\n2\n0\n"
-        assert await client.out(f"cd /; {SERVER}; echo up") == "up\n"
+        assert await client.out(f"cd /; {SERVER} & echo up") == "up\n"
         assert await client.out("touch /data/back; id -u; cat /proc/self/uid_map | tr -s ' '") != ""
         client.workspace = leader
-        assert await client.out(f'python3 -c "{FETCH}"') == "shared\n\n"
+        assert await client.out(f'until python3 -c "{FETCH}" 2>/dev/null; do sleep 0.1; done') == "shared\n\n"
         assert await client.out("stat -c %u /srv/data/back") == "0\n"
 
 
