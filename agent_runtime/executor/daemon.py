@@ -60,6 +60,7 @@ class Daemon:
                 "used": sum(u["memoryBytes"] for u in usages),
                 "limit": limits.memory_bytes,
                 **host.watch.paused_commands(),
+                "measured": host.watch.measured(),
             },
             "diskBytes": {"used": sum(u["diskBytes"] for u in usages), "limit": limits.disk_bytes},
             "guarantees": host.guarantees(),

@@ -145,6 +145,39 @@ class SandboxMemory:
                     member.pause.stop(member.proc, _listed_tools(member))
 
 
+class MeasuredUse:
+    """Sums over the time of all workspaces, from which the mean of their memory and its variance follow. Workspaces count
+    together with those that joined them. Times are of any one clock.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._groups: dict[int, int] = {}
+        self._bytes = self._squares = 0
+        self._seconds = self._byte_seconds = self._square_seconds = 0.0
+        self._counted_until = now
+
+    def hold(self, group: int, used: int | None, now: float) -> None:
+        """Set the bytes that a group of workspaces uses from now on; None: it has ended."""
+        self._count(now)
+        before = self._groups.pop(group, 0)
+        if used is not None:
+            self._groups[group] = used
+        after = used or 0
+        self._bytes += after - before
+        self._squares += after * after - before * before
+
+    def sums(self, now: float) -> dict[str, float]:
+        """Return the object `memoryBytes.measured` of `GET /v1/health`."""
+        self._count(now)
+        return {"seconds": self._seconds, "byteSeconds": self._byte_seconds, "squareSeconds": self._square_seconds}
+
+    def _count(self, now: float) -> None:
+        passed, self._counted_until = now - self._counted_until, now
+        self._seconds += passed * len(self._groups)
+        self._byte_seconds += passed * self._bytes
+        self._square_seconds += passed * self._squares
+
+
 def tools_of(running: list[Process], init: int) -> list[Process]:
     """Return all processes except direct children of init, which are subreapers and helpers."""
     return [process for process in running if process.parent != init]

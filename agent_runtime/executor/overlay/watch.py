@@ -15,7 +15,7 @@ from agent_runtime.executor.host import WorkspaceFailure
 from agent_runtime.executor.init.processes import Process, all_processes, descendants, live_threads, runnable_threads
 from agent_runtime.executor.init.trees import remove_entry
 from agent_runtime.executor.overlay.memory import last_mark
-from agent_runtime.executor.overlay.sandbox_memory import SandboxMemory, grouped, tools_of
+from agent_runtime.executor.overlay.sandbox_memory import MeasuredUse, SandboxMemory, grouped, tools_of
 from agent_runtime.executor.overlay.usage import (
     MAX_NICE,
     Usage,
@@ -93,6 +93,7 @@ class Watch:
             if self._memory_limit is None
             else SandboxMemory(self._memory_limit, self._processors, shared=host.config.places > 1)
         )
+        self._measured = MeasuredUse(time.monotonic())
         self._machine_shared = 0
         self._killed: dict[Workspace, str] = {}
         """Causes of the workspaces that ran when the kernel last ended a process."""
@@ -103,6 +104,7 @@ class Watch:
         self._active.add(workspace)
         if workspace not in self._observations:
             self._observations[workspace] = _Observation(self._file_system_used())
+            self._hold(workspace)
         self._awake.set()
 
     def admit(self, workspace: Workspace) -> None:
@@ -116,6 +118,15 @@ class Watch:
         counts = [workspace.commands() for workspace in self._active if workspace.pause.is_on]
         return {"paused": sum(started for started, _ in counts), "waiting": sum(waiting for _, waiting in counts)}
 
+    def measured(self) -> dict[str, float]:
+        """Return sums over what workspaces have used since the start, as `memoryBytes.measured` of `GET /v1/health`."""
+        return self._measured.sums(time.monotonic())
+
+    def _hold(self, workspace: Workspace) -> None:
+        """Count the memory of the workspace, with those that joined it, from now on."""
+        observed = [member.last.memory_bytes for member in workspace.members if member in self._observations]
+        self._measured.hold(id(workspace.members), sum(observed) if observed else None, time.monotonic())
+
     def is_active(self, workspace: Workspace) -> bool:
         """Whether the workspace has processes, or had some at the last check."""
         return workspace in self._active
@@ -125,6 +136,7 @@ class Watch:
         self._deactivate(workspace)
         self._killed.pop(workspace, None)
         observation = self._observations.pop(workspace, None)
+        self._hold(workspace)
         if observation and observation.counting:
             observation.counting.cancel()
 
@@ -185,6 +197,7 @@ class Watch:
             workspace.end_unreported()
             with contextlib.suppress(OSError):
                 self._check(workspace, used)
+            self._hold(workspace)
         if not self._active:
             self._awake.clear()
         if self._memory is not None:

@@ -310,3 +310,43 @@ async def test_memory_that_no_process_has_mapped_counts(six: list[Any]) -> None:
     async with asyncio.timeout(60):
         while (await memory_of(six[0]))["used"] >= 50 * MB:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+
+
+async def test_health_shows_what_workspaces_have_used_over_time(start_executor: Any, connect: Any) -> None:
+    executor = start_executor("Overlay", places=3)
+    size, seconds = 100_000_000, 2.0
+    began = time.monotonic()
+    async with AsyncExitStack() as stack, asyncio.timeout(300):
+        first, idle = [await stack.enter_async_context(connect(executor)) for _ in range(2)]
+
+        async def used(least: float, most: float) -> None:
+            while not least <= (await memory_of(idle))["used"] <= most:
+                await asyncio.sleep(0.02)
+
+        async def more() -> tuple[dict[str, float], float]:
+            """Return what is added to the sums in at least a second, and the longest time that may have passed."""
+            since = time.monotonic()
+            before = (await memory_of(idle))["measured"]
+            await asyncio.sleep(1)
+            after = (await memory_of(idle))["measured"]
+            return {name: after[name] - before[name] for name in before}, time.monotonic() - since
+
+        held = [PYTHON, "-c", ALLOCATE.format(size=size, seconds=seconds)]
+        assert (await run(first, held, cwd="/")).exit_code == 0
+        measured = (await memory_of(idle))["measured"]
+        passed = time.monotonic() - began
+        # The program has held the memory for at least as long as it slept.
+        assert seconds < measured["seconds"] < 2 * passed + 1  # the executor's own trial counts too
+        assert 0.7 * size * seconds < measured["byteSeconds"] < 1.5 * size * passed
+        assert 0.7 * size**2 * seconds < measured["squareSeconds"] < 1.5 * size**2 * passed
+        await used(0, 0.05 * size)
+        added, passed = await more()
+        assert added["seconds"] >= 2, "workspaces between two commands count"
+        assert added["byteSeconds"] < 0.1 * size * passed, "with what they hold"
+        assert (await run(idle, f"head -c {size} /dev/zero > /dev/shm/file", cwd="/")).exit_code == 0
+        await used(0.95 * size, 2 * size)
+        added, _ = await more()
+        assert added["byteSeconds"] > 0.9 * size, "also while nothing runs"
+        await first.call("DELETE", f"/attempts/{first.attempt}")
+        added, passed = await more()
+        assert 1 <= added["seconds"] <= passed, "a workspace that has ended does not count"
