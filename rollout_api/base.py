@@ -77,3 +77,11 @@ def quantity_value(quantity: str) -> float:
         return float(quantity[:-1]) / 1000
     digits = quantity.rstrip("kKMGTPi")
     return float(digits) * float(_UNITS[quantity[len(digits) :]])
+
+
+MEBIBYTE = 2**20
+
+
+def quantity(count: int) -> str:
+    """Format bytes exactly and readably, as in `kubectl describe`."""
+    return f"{count // MEBIBYTE}Mi" if count % MEBIBYTE == 0 else str(count)

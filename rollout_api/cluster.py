@@ -27,6 +27,8 @@ POOL_UID_LABEL = f"{API_GROUP}/pool-uid"
 """Labels of a SandboxPool's Sandboxes and pods. Selectors use the uid, because a later pool may reuse a name."""
 POOL_SPEC_ANNOTATION = f"{API_GROUP}/pool-spec"
 """On a SandboxPool's Sandbox: digest of what it was made from. Sandboxes with another one are replaced."""
+MEASURED_ANNOTATION = f"{API_GROUP}/memory-request"
+"""On a Sandbox whose `resources.memoryRequest` was measured: the value that its job or pool has instead, `Measured`."""
 MANAGED_BY = {"app.kubernetes.io/managed-by": "agent-rollouts"}
 
 EXECUTOR_PORT = 8470

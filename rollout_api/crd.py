@@ -481,6 +481,7 @@ _POOL_COLUMNS = [
     _column("Reason", _condition("Ready", "reason")),
     _column("Draining", ".status.draining", "integer", wide=True),
     _column("Wanted", ".status.places.wanted", "integer", wide=True),
+    _column("Memory", ".status.memory.request", wide=True),
     _column("Image", ".spec.sandbox.image", wide=True),
 ]
 _SCALE = {

@@ -1,7 +1,7 @@
 """`Sandbox`: one untrusted pod (or local process) that hosts workspaces; and the part of it that a job declares."""
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -50,6 +50,12 @@ class EnvVar(ApiModel):
 DISTINCT_VARIABLES = distinct("name", "{} is set twice; keep one of them")
 
 
+MEASURED: Final = "Measured"
+MemoryRequest = Annotated[
+    str, StringConstraints(pattern=rf"^({MEASURED}|[0-9]+(\.[0-9]+)?(m|k|[MGTP]|[KMGTP]i)?)$", max_length=32)
+]
+
+
 class Resources(ApiModel):
     """Limits of one workspace. A sandbox of N workspaces requests N times cpu, memory and disk."""
 
@@ -57,9 +63,10 @@ class Resources(ApiModel):
     """Cores, such as `500m` or `2`."""
     memory: Quantity | None = None
     """Memory, such as `512Mi`. A workspace that exceeds it is ended before its sandbox's own limit is reached."""
-    memory_request: Quantity | None = None
+    memory_request: MemoryRequest | None = None
     """Memory that a sandbox pod requests for each workspace, at most `memory`, which is the default. With less, workspaces
-    wait for each other while they need more together.
+    wait for each other while they need more together. `Measured`: what earlier sandboxes of the pool, or of the same run,
+    have used. Outside a cluster it has no effect.
     """
     disk: Quantity | None = None
     """Bytes that may be written, such as `2Gi`."""
@@ -68,13 +75,26 @@ class Resources(ApiModel):
     file_size: Quantity | None = None
     """Size limit of a single file."""
 
+    @property
+    def measured_limit(self) -> float | None:
+        """Return the limit of memory in bytes if the request follows measured use; else None."""
+        return None if self.memory is None or self.memory_request != MEASURED else quantity_value(self.memory)
+
+    @property
+    def requested_memory(self) -> float | None:
+        """Return the bytes that a sandbox requests for each workspace; None without a limit. While nothing was measured,
+        these are the limit.
+        """
+        request = self.memory if self.memory_request in (None, MEASURED) else self.memory_request
+        return None if request is None else quantity_value(request)
+
     @model_validator(mode="after")
     def _requests_no_more_than_its_limit(self) -> Self:
         if self.memory_request is None:
             return self
-        if self.memory is None:
+        if self.memory is None or self.requested_memory is None:
             raise ValueError("memoryRequest needs memory, the limit of one workspace; set it")
-        if quantity_value(self.memory_request) > quantity_value(self.memory):
+        if self.requested_memory > quantity_value(self.memory):
             raise ValueError(f"memoryRequest {self.memory_request} is more than memory ({self.memory}); lower it")
         return self
 

@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints
 
 from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds, quantity_value
 from rollout_api.conditions import Condition, Metadata, Timestamp
+from rollout_api.measured_memory import Measured
 from rollout_api.sandbox import (
     Network,
     NetworkAccess,
@@ -28,7 +29,7 @@ class PoolSandbox(ApiModel):
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
     """Container image, the base of all environments that may use the pool."""
     resources: Resources = Resources()
-    """Limits of one workspace. A sandbox requests that much for each of its places."""
+    """Limits of one workspace. A sandbox requests that much for each of its places, of memory `memoryRequest`."""
     per_sandbox: Annotated[int, Field(ge=1, le=1024)] = 8
     """Workspaces of one sandbox at once."""
     network: Network = Network()
@@ -101,6 +102,15 @@ class PoolPlaces(ApiModel):
     """Places that the runners of all jobs want at the moment, used ones included."""
 
 
+class PoolMemory(Measured):
+    """Memory that new sandboxes request, and what workspaces of ended sandboxes have used. Old use fades."""
+
+    request: Quantity | None = None
+    """Memory that new sandboxes request for each workspace. Without it, too little was measured, and they request
+    `resources.memory`.
+    """
+
+
 class SandboxPoolStatus(ApiModel):
     """Observed state of a SandboxPool."""
 
@@ -118,6 +128,8 @@ class SandboxPoolStatus(ApiModel):
     """Sandboxes that get no more workspaces and are deleted when they are empty."""
     places: PoolPlaces = PoolPlaces()
     """Places for workspaces."""
+    memory: PoolMemory | None = None
+    """Measured memory, if `resources.memoryRequest` is `Measured`."""
     surplus_since: Timestamp | None = None
     """Since when fewer sandboxes than desired are needed."""
     selector: Annotated[str, StringConstraints(max_length=512)] = ""

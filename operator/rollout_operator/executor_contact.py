@@ -15,6 +15,7 @@ import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollout_api.cluster import EXECUTOR_PORT, tag_of
+from rollout_api.measured_memory import Measured
 from rollout_api.nesting import estimated_values, read_json
 from rollout_operator import clock
 from rollout_operator.actions import AskExecutors, ExecutorRequest, Ref
@@ -48,6 +49,8 @@ class ExecutorReport:
     disk_bytes: int = 0
     draining: bool = False
     """Whether it refuses further workspaces."""
+    measured: Measured = Measured()
+    """Memory that its workspaces have used since its start."""
     tags: frozenset[str] = frozenset()
     """Jobs that have workspaces there, as `job_tag`."""
     answered: bool = True
@@ -61,6 +64,10 @@ class _Bytes(BaseModel):
     used: Number = 0
 
 
+class _Memory(BaseModel):
+    measured: Measured = Measured()  # an earlier executor reports none
+
+
 class _Health(BaseModel):
     """The fields of `GET /v1/health` that matter here."""
 
@@ -70,6 +77,7 @@ class _Health(BaseModel):
     rollouts: Number
     uses: Number
     draining: bool
+    memory: Annotated[_Memory, Field(alias="memoryBytes")] = _Memory()
     disk: Annotated[_Bytes, Field(alias="diskBytes")]
 
 
@@ -145,6 +153,7 @@ class ExecutorContact:
             uses=health.uses,
             disk_bytes=health.disk.used,
             draining=health.draining,
+            measured=health.memory.measured,
             tags=frozenset(tag for workspace in listed.workspaces if (tag := tag_of(workspace.attempt))),
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_api.base import quantity_value
+from rollout_api.base import MEBIBYTE, quantity, quantity_value
 from rollout_api.cluster import (
     EXECUTOR_PATH,
     EXECUTOR_PORT,
@@ -29,7 +29,6 @@ from rollout_api.on_cluster.operator_config import Images
 from rollout_api.on_cluster.template import BUNDLE_VOLUME, CONTAINER, INIT_CONTAINER, OVERLAY_ANNOTATION, STATE_VOLUME
 from rollout_api.sandbox import Resources, SandboxSpec, WorkspaceMode
 
-MEBIBYTE = 2**20
 # Measured in a pod: 24 MB for the executor and 3 MB for each workspace's own processes. Twice that, because the
 # executor would take missing memory from the workspaces: on cgroup v2 exceeding the pod's limit ends them all.
 EXECUTOR_MEMORY = 48 * MEBIBYTE
@@ -83,19 +82,14 @@ def needs_of(one: Resources, places: int) -> Needs:
     With `memoryRequest`, its memory is less than the workspaces' limits together, but enough for each of them alone.
     """
     memory = None
-    if one.memory is not None:
-        memory = max(quantity_value(one.memory), quantity_value(one.memory_request or one.memory) * places)
+    if one.memory is not None and one.requested_memory is not None:
+        memory = max(quantity_value(one.memory), one.requested_memory * places)
     return Needs(
         places=places,
         cpu_millis=None if one.cpu is None else max(1, math.ceil(quantity_value(one.cpu) * 1000 * places)),
         memory_bytes=None if memory is None else math.ceil(memory),
         disk_bytes=None if one.disk is None else math.ceil(quantity_value(one.disk) * places),
     )
-
-
-def quantity(count: int) -> str:
-    """Format bytes exactly and readably, as in `kubectl describe`."""
-    return f"{count // MEBIBYTE}Mi" if count % MEBIBYTE == 0 else str(count)
 
 
 def bytes_of(given: object, where: str) -> int:

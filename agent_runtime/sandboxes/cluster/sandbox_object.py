@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from agent_runtime.sandboxes.base import WorkspaceSpec
 from rollout_api.base import API_VERSION
 from rollout_api.cluster import JOB_LABEL, JOB_UID_LABEL, MANAGED_BY, RUNNER_LABEL
+from rollout_api.measured_memory import declared_spec
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Network, SandboxSpec, SandboxStatus, WorkspaceMode, Workspaces
 
@@ -104,7 +105,9 @@ class Reason:
 
 @dataclass(frozen=True)
 class SandboxView:
-    """One Sandbox. `finished` is why it has ended, `problem` why its start is delayed, if known."""
+    """One Sandbox. `spec` is what its job or pool declares, without a measured memory request. `finished` is why it has
+    ended, `problem` why its start is delayed, if known.
+    """
 
     name: str
     uid: str
@@ -144,7 +147,7 @@ def sandbox_view(sandbox: Mapping[str, Any]) -> SandboxView:
     return SandboxView(
         name=metadata["name"],
         uid=metadata["uid"],
-        spec=sandbox.get("spec") or {},
+        spec=declared_spec(sandbox),
         is_ready=ready,
         pod_ip=status.get(POD_IP),
         finished=finished,

@@ -26,6 +26,16 @@ def counts_fact(uid: str) -> Fact:
     return ("pool-counts-written", uid)
 
 
+def request_fact(uid: str) -> Fact:
+    """Return the fact that a pool's memory request was changed recently."""
+    return ("pool-request-changed", uid)
+
+
+def use_fact(uid: str) -> Fact:
+    """Return the fact that the pool's status has the measured use of a Sandbox that has ended."""
+    return ("pool-use-counted", uid)
+
+
 @dataclass(frozen=True)
 class Member:
     """One Sandbox of the pool."""
@@ -44,10 +54,23 @@ class Member:
     problem: tuple[str, str] | None
     """Why it is not ready or has ended, as reason and message, if known."""
     report: ExecutorReport | None
+    is_counted: bool = False
+    """Whether the pool's status has its measured use."""
 
     @property
     def live(self) -> int:
         return self.report.live if self.report else 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is a draining sandbox that can be deleted."""
+        if not self.is_draining or self.has_ended:
+            return False
+        report = self.report
+        # One that was never ready has no workspaces. Later its executor alone knows.
+        if not self.address:
+            return True
+        return report is not None and report.answered and report.draining and not report.live and not report.rollouts
 
 
 @dataclass(frozen=True)
@@ -69,6 +92,8 @@ class Observed:
     jobs: frozenset[str]
     """Jobs of the namespace that may have workspaces, as `job_tag`."""
     counts_written: bool
+    keeps_request: bool
+    """Whether the memory request was changed recently."""
     config: OperatorConfig
     now: datetime
 
@@ -97,6 +122,7 @@ def observe(world: World, pool: Manifest) -> Observed:
         wanted=sum(report.pools.get(name, 0) for report in reports if report.state is RunnerState.RUNNING),
         jobs=frozenset(map(job_tag, jobs)),
         counts_written=world.recall(counts_fact(uid)) is not None,
+        keeps_request=world.recall(request_fact(uid)) is not None,
         config=world.config,
         now=world.now,
     )
@@ -131,6 +157,7 @@ def _member(world: World, sandbox: Manifest) -> Member:
         address=status.get("podIP") or "",
         problem=problem,
         report=world.executors.get(metadata["uid"]),
+        is_counted=world.recall(use_fact(metadata["uid"])) is not None,
     )
 
 

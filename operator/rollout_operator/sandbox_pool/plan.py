@@ -18,8 +18,16 @@ from typing import Final
 from rollout_api.cluster import MANAGED_BY, POOL_LABEL, POOL_SPEC_ANNOTATION, POOL_UID_LABEL, executor_token
 from rollout_api.cluster import pool_secret_name as secret_name
 from rollout_api.conditions import Condition
+from rollout_api.measured_memory import set_request
 from rollout_api.on_cluster.objects import Json, owned_object, owner_reference
-from rollout_api.sandbox_pool import PoolPlaces, SandboxPoolSpec, SandboxPoolStatus, pooled_sandbox, recycle_bytes
+from rollout_api.sandbox_pool import (
+    PoolMemory,
+    PoolPlaces,
+    SandboxPoolSpec,
+    SandboxPoolStatus,
+    pooled_sandbox,
+    recycle_bytes,
+)
 from rollout_operator.actions import (
     Action,
     AskExecutors,
@@ -33,6 +41,7 @@ from rollout_operator.actions import (
     Remember,
 )
 from rollout_operator.conditions import condition, find, parse_time, timestamp, with_timestamps
+from rollout_operator.sandbox_pool.memory import plan_memory
 from rollout_operator.sandbox_pool.observe import Member, Observed, counts_fact
 
 ASK_SECONDS: Final = 5.0
@@ -60,13 +69,15 @@ def plan(seen: Observed) -> Plan:
     desired, surplus_since = desired_replicas(spec, seen)
     current = [member for member in seen.members if not member.is_draining and _takes_a_slot(member)]
     drained = set(_to_drain(seen, spec, current, desired, made_from))
-    actions: list[Action] = [*_create(seen, spec, made_from, desired - len(current) + len(drained))]
+    memory, request, learned = plan_memory(seen, spec)
+    actions: list[Action] = [*learned]
+    actions += _create(seen, spec, made_from, request, desired - len(current) + len(drained))
     actions += [Patch(Ref("Sandbox", seen.ref.namespace, name), {"spec": {"drain": True}}) for name in sorted(drained)]
     if requests := tuple(_requests(seen, seen.key)):
         actions.append(AskExecutors(requests))
-    actions += [Delete(Ref("Sandbox", seen.ref.namespace, one.name), one.uid) for one in seen.members if _is_empty(one)]
+    actions += [Delete(Ref("Sandbox", seen.ref.namespace, one.name), one.uid) for one in seen.members if one.is_empty]
     kept = [member for member in current if member.name not in drained]
-    return _with_status(seen, actions, _status(seen, spec, kept, desired, surplus_since))
+    return _with_status(seen, actions, _status(seen, spec, kept, desired, surplus_since, memory))
 
 
 def digest(spec: SandboxPoolSpec, executor_image: str) -> str:
@@ -126,17 +137,6 @@ def _is_outdated(seen: Observed, spec: SandboxPoolSpec, member: Member, made_fro
     return report.disk_bytes >= recycle_bytes(spec) or report.uses >= recycle.uses
 
 
-def _is_empty(member: Member) -> bool:
-    """Whether a draining sandbox can be deleted."""
-    if not member.is_draining or member.has_ended:
-        return False
-    report = member.report
-    # One that was never ready has no workspaces. Later its executor alone knows.
-    if not member.address:
-        return True
-    return report is not None and report.answered and report.draining and not report.live and not report.rollouts
-
-
 def _requests(seen: Observed, key: str) -> Iterator[ExecutorRequest]:
     for member in seen.members:
         if not member.is_ready or not member.address:
@@ -152,12 +152,15 @@ def _requests(seen: Observed, key: str) -> Iterator[ExecutorRequest]:
             )
 
 
-def _create(seen: Observed, spec: SandboxPoolSpec, made_from: str, missing: int) -> Iterator[Create]:
+def _create(
+    seen: Observed, spec: SandboxPoolSpec, made_from: str, request: int | None, missing: int
+) -> Iterator[Create]:
     for number in range(min(missing, MOST_CREATES)):
         drawn = hashlib.sha256(f"{seen.uid}/{seen.now.isoformat()}/{number}".encode()).hexdigest()[:8]
         name = f"{seen.ref.name[:NAME_PART].rstrip('-')}-{drawn}"
         body = _owned(seen, "Sandbox", name, spec=pooled_sandbox(spec.sandbox).wire())
         body["metadata"]["annotations"] = {POOL_SPEC_ANNOTATION: made_from}
+        set_request(body, request)
         yield Create(body)
 
 
@@ -168,7 +171,12 @@ def _owned(seen: Observed, kind: str, name: str, **body: object) -> Json:
 
 
 def _status(
-    seen: Observed, spec: SandboxPoolSpec, kept: Sequence[Member], desired: int, surplus_since: str | None
+    seen: Observed,
+    spec: SandboxPoolSpec,
+    kept: Sequence[Member],
+    desired: int,
+    surplus_since: str | None,
+    memory: PoolMemory | None,
 ) -> SandboxPoolStatus:
     ready = [member for member in kept if member.is_ready]
     lacking = spec.replicas - len(ready)
@@ -191,6 +199,7 @@ def _status(
             used=sum(member.live for member in seen.members if member.is_ready),
             wanted=seen.wanted,
         ),
+        memory=memory,
         surplus_since=surplus_since,
         selector=f"{POOL_UID_LABEL}={seen.uid}",
     )

@@ -51,6 +51,11 @@ def test_explanation_of_an_enumeration_names_every_value() -> None:
     assert unexplained == []
 
 
+def test_bounds_fit_into_64_bits_because_api_servers_compare_whole_numbers_as_such() -> None:
+    too_large = [path for path, node in NODES for key in ("minimum", "maximum") if abs(node.get(key, 0)) >= 2**63]
+    assert too_large == []
+
+
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_committed_definitions_equal_the_generated_ones(name: str) -> None:
     assert (FOLDER / name).read_text() == render(DEFINITIONS[name]), "run python -m rollout_api.crd"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from rollout_api.measured_memory import Measured
 from rollout_operator import executor_contact
 from rollout_operator.actions import AskExecutors, ExecutorRequest, Ref
 from rollout_operator.executor_contact import ExecutorContact, ExecutorReport
@@ -86,7 +87,14 @@ async def test_use_and_jobs_are_read(executor: Executor) -> None:
     assert (report.live, report.uses, report.disk_bytes, report.draining) == (2, 7, 30, False)
     assert report.tags == {"0123abcd-"}
     assert report.answered
+    assert report.measured == Measured(), "an earlier executor reports none"
     assert executor.calls == ["GET /v1/workspaces", "GET /v1/health"]
+
+
+async def test_measured_memory_is_read(executor: Executor) -> None:
+    measured = {"seconds": 10.5, "byteSeconds": 3, "squareSeconds": 1e20}
+    executor.health = {**HEALTH, "memoryBytes": {"used": 1, "limit": None, "measured": measured}}
+    assert (await asked()).measured == Measured(seconds=10.5, byte_seconds=3, square_seconds=1e20)
 
 
 async def test_what_is_left_over_ends_before_the_executor_is_counted(executor: Executor) -> None:
@@ -107,6 +115,9 @@ async def test_what_is_left_over_ends_before_the_executor_is_counted(executor: E
         {**HEALTH, "uses": 2**60},
         {**HEALTH, "draining": "yes"},
         {**HEALTH, "diskBytes": None},
+        {**HEALTH, "memoryBytes": {"measured": {"seconds": -1}}},
+        {**HEALTH, "memoryBytes": {"measured": {"seconds": "Infinity"}}},
+        json.dumps({**HEALTH, "memoryBytes": {"measured": {"seconds": float("inf")}}}).encode(),
         b'{"live": ' + b"9" * 100_000 + b"}",
         json.dumps({"live": [0] * 300_000}).encode(),
         "endless",

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_api.base import quantity_value
-from rollout_api.on_cluster.sandbox_pod import EXECUTOR_MEMORY, bytes_of, needs_of, quantity
+from rollout_api.base import quantity, quantity_value
+from rollout_api.on_cluster.sandbox_pod import EXECUTOR_MEMORY, bytes_of, needs_of
 from rollout_api.sandbox import Resources
 
 QUANTITIES = st.builds(lambda n, unit: f"{n}{unit}", st.integers(1, 10**4), st.sampled_from(["", "k", "Mi", "Gi", "M"]))

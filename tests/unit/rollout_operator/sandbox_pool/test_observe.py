@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 
+from rollout_operator.actions import Remember
+from rollout_operator.conditions import timestamp
 from rollout_operator.sandbox_pool import observe
-from rollout_operator.sandbox_pool.observe import Observed
-from tests.unit.rollout_operator.sandbox.objects import NAMESPACE, world
+from rollout_operator.sandbox_pool.observe import Observed, request_fact, use_fact
+from rollout_operator.world import Memory
+from tests.unit.rollout_operator.sandbox.objects import NAMESPACE, NOW, world
 
 POOL: dict[str, Any] = {
     "kind": "SandboxPool",
@@ -63,3 +66,15 @@ def test_invalid_specs_are_told() -> None:
     found = observe(world(), broken)
     assert isinstance(found.spec, list)
     assert found.spec[0].startswith("spec.recycle.ageSeconds: 90000 is not below")
+
+
+def test_what_the_plan_remembers_of_memory_is_observed() -> None:
+    sandbox = owned("Sandbox", "warm-1", POOL)
+    sandbox["metadata"]["creationTimestamp"] = timestamp(NOW)
+    before = seen(sandbox)
+    assert (before.keeps_request, before.members[0].is_counted) == (False, False)
+    memory = Memory()
+    for fact in (request_fact("uid-warm"), use_fact("uid-warm-1")):
+        memory.learn(Remember(fact, "", 60), NOW.timestamp())
+    after = observe(world(sandbox, memory=memory), POOL)
+    assert (after.keeps_request, after.members[0].is_counted) == (True, True)

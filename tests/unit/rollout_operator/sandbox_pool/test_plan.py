@@ -50,6 +50,7 @@ def seen(members: Sequence[Member] = (), spec: SandboxPoolSpec | None = None, **
         wanted=0,
         jobs=frozenset(),
         counts_written=False,
+        keeps_request=False,
         config=CONFIG,
         now=NOW,
     )
