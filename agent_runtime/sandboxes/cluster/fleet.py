@@ -33,6 +33,7 @@ from agent_runtime.sandboxes.cluster.sandbox_object import (
 from agent_runtime.sandboxes.cluster.watch import SandboxWatch
 from agent_runtime.sandboxes.executor_client.sandbox import no_place
 from agent_runtime.sandboxes.prepare import prepared_id
+from rollout_api.measured_memory import Measured, request_of, set_request
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec, Security, WorkspaceMode
 
@@ -83,6 +84,9 @@ class Kind:
     waiting: list[Waiter] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
     """All groups of rollouts that ever requested one."""
+    measured: dict[str, Measured] = field(default_factory=dict)
+    """What workspaces have used of memory, by sandbox, also of those that have ended."""
+    measuring: asyncio.Task[None] | None = None
 
 
 class Fleet:
@@ -335,11 +339,12 @@ class Fleet:
         held = self._add_sandbox(new_name(self._job.metadata.name, self._runner), kind.key)
         held.is_single_use = kind.is_alone
         body = sandbox_object(self._job, self._runner, held.name, kind.spec)
-        held.creation = self._spawn(self._create(held, body, kind.spec.start_seconds))
+        held.creation = self._spawn(self._create(held, kind, body))
 
-    async def _create(self, held: HeldSandbox, body: dict[str, Any], patience: float) -> None:
+    async def _create(self, held: HeldSandbox, kind: Kind, body: dict[str, Any]) -> None:
         try:
-            created = await self._api.create_sandbox(body, patience_seconds=patience)
+            set_request(body, await self._measured_request(kind))
+            created = await self._api.create_sandbox(body, patience_seconds=kind.spec.start_seconds)
         except ApiError as error:
             word, words = error.reason, f"Sandbox {held.name} could not be created: {error.message}"
             if is_denied_role(error):
@@ -348,6 +353,28 @@ class Fleet:
             self._handle_end(held, Reason(word, words))
             return
         self._changed(held.name, sandbox_view(created))
+
+    async def _measured_request(self, kind: Kind) -> int | None:
+        """Return the bytes of memory to request for each workspace, if these follow measured use and enough is known."""
+        limit = kind.spec.resources.measured_limit
+        if limit is None:
+            return None
+        if kind.measuring is None or kind.measuring.done():
+            kind.measuring = self._spawn(self._measure(kind))
+        await asyncio.wait({kind.measuring})
+        total = sum(kind.measured.values(), Measured())
+        return request_of(total, limit, kind.spec.workspaces.per_sandbox or 1)
+
+    async def _measure(self, kind: Kind, *only: HeldSandbox) -> None:
+        """Ask the ready sandboxes of a kind, or only these, for what their workspaces have used of memory."""
+        limit = kind.spec.resources.measured_limit
+        if limit is None or kind.pool is not None:
+            return
+        asked = only or [one for one in self.held.values() if one.kind == kind.key and one.sandbox is not None]
+        for held, found in zip(asked, await asyncio.gather(*(one.measured() for one in asked)), strict=True):
+            if found is not None:
+                seconds = kind.spec.lifetime_seconds if held.is_adopted else held.seconds()
+                kind.measured[held.name] = found.believed(limit, seconds * held.places)
 
     def _adopt(self, view: SandboxView) -> None:
         """Adopt a Sandbox of an earlier process: its workspaces may be reattached, its free places used."""
@@ -454,6 +481,7 @@ class Fleet:
         # Recount first: a runner that was frozen and replaced must not delete its successor's sandbox.
         with contextlib.suppress(SandboxFailure):
             await held.recount()
+        await self._measure(self._kinds[held.kind], held)
         if not held.taken and (not held.foreign or held.pool is not None):
             self._give_back(held)
 

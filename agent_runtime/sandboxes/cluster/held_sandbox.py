@@ -18,6 +18,7 @@ from agent_runtime.sandboxes.cluster.watch import WatchedClient
 from agent_runtime.sandboxes.executor_client.sandbox import ExecutorSandbox
 from agent_runtime.sandboxes.prepare import MOST_LAYER_BYTES, PREPARED
 from rollout_api.cluster import EXECUTOR_PORT, executor_token
+from rollout_api.measured_memory import Measured
 
 PROVIDER = "cluster"
 # The executor listens about 0.2 s after its container starts; on a node that starts many pods, several seconds.
@@ -202,6 +203,16 @@ class HeldSandbox:
         self.foreign = live - self.taken.keys() - set(self.taken.values())
         if was_foreign and not self.foreign:
             self._empty_since = time.monotonic()
+
+    async def measured(self) -> Measured | None:
+        """Return what its workspaces have used of memory; None if its executor does not answer, or reports none."""
+        assert self._client is not None
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                health = await self._client.health()
+            return Measured.model_validate(health["memoryBytes"]["measured"])
+        except (SandboxFailure, TimeoutError, LookupError, TypeError, ValueError):
+            return None
 
     async def answers(self) -> bool:
         """Whether its executor responds and is the same as before."""
