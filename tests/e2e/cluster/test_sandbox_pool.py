@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.cluster import Cluster, Job, Object, eventually
+from rollout_api.base import quantity_value
+from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Job, Object, eventually
 from tests.support.pools import Pool, pooled
 
 NewJob = Callable[[Object], Job]
@@ -102,3 +103,46 @@ def test_a_pool_whose_image_does_not_exist_says_so_and_jobs_do_without(
     job = new_job(pooled("other", 1)).apply()
     job.wait("Succeeded")
     assert job.sandboxes() or [one["outcome"] for one in job.results()] == ["Completed"] * 2
+
+
+@pytest.mark.full
+def test_new_sandboxes_of_a_pool_request_the_memory_that_workspaces_have_used(
+    cluster: Cluster, namespace: str, new_job: NewJob
+) -> None:
+    resources = {"memory": "128Mi", "memoryRequest": "Measured"}
+    sandbox = {"image": QUICKSTART_IMAGE, "perSandbox": 8, "resources": resources}
+    pool = Pool(cluster, namespace, replicas=2, sandbox=sandbox)
+
+    def job(name: str, tasks: int, seconds: float) -> Job:
+        manifest = pooled(name, tasks, seconds, runners={"concurrency": 2 * tasks})
+        manifest["spec"]["sandbox"]["resources"] = {"memory": "64Mi"}
+        return new_job(manifest).apply()
+
+    def requested(name: str) -> str:
+        pod = cluster.get("pod", name, namespace)
+        assert pod is not None
+        return str(pod["spec"]["containers"][0]["resources"]["requests"]["memory"])
+
+    pool.until(readyReplicas=2)
+    before = set(pool.sandboxes())
+    # 8 × 128 MiB and the executor's own.
+    assert {requested(name) for name in before} == {"1120Mi"}
+    # Its workspaces exist for more than 600 s in all.
+    uses = job("uses", 8, 45)
+    uses.wait("Succeeded")
+    request = eventually(lambda: pool.status.get("memory", {}).get("request"), 60, lambda: str(pool.status))
+    assert quantity_value(request) < quantity_value("64Mi")
+    cluster.kubectl("scale", "sandboxpool/warm", "--replicas=3", "-n", namespace)
+    pool.until(readyReplicas=3, draining=0)
+    [new] = set(pool.sandboxes()) - before
+    assert pool.sandboxes()[new]["spec"]["resources"]["memoryRequest"] == request
+    assert quantity_value(requested(new)) < quantity_value("1120Mi")
+    wide = cluster.kubectl("get", "sandboxpools", "-n", namespace, "-o", "wide").stdout.splitlines()
+    assert dict(zip(wide[0].split(), wide[1].split(), strict=True))["MEMORY"] == request
+    # Runners use it like the others.
+    again = job("again", 12, 15)
+    pool.until(used=24)
+    again.wait("Succeeded")
+    for each in (uses, again):
+        assert {(one["outcome"], one["reward"]) for one in each.results()} == {("Completed", 1.0)}
+        assert not each.sandboxes()
