@@ -320,7 +320,7 @@ async def test_health_shows_what_workspaces_have_used_over_time(start_executor: 
         first, idle = [await stack.enter_async_context(connect(executor)) for _ in range(2)]
 
         async def used(least: float, most: float) -> None:
-            while not least <= (await memory_of(idle))["used"] <= most:
+            while not least <= (await memory_of(idle))["used"] <= most:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
         async def more() -> tuple[dict[str, float], float]:
