@@ -129,11 +129,17 @@ class ClusterProvider:
         await self._fleet.close(keep=keep)
 
     async def _drop_leftovers(self, attempt: str, name: str) -> None:
-        """Destroy this attempt's earlier workspaces with another name, which are obsolete: grading follows the agent."""
+        """Destroy this attempt's earlier workspaces with another name, which are obsolete: grading follows the agent. Those
+        of its services stay: an earlier process that died while they started has left them, and they are started again.
+        """
+
+        def is_obsolete(found: str, other: str) -> bool:
+            return found == attempt and other.partition(".")[0] != name.partition(".")[0]
+
         for held in list(self._fleet.held.values()):
             if held.sandbox is not None and any(identity.startswith(f"{attempt}.") for identity in held.foreign):
                 with contextlib.suppress(SandboxFailure):
-                    await self._swept(held, lambda found, other: found == attempt and other != name)
+                    await self._swept(held, is_obsolete)
 
 
 def plain_warnings(network: Network) -> list[str]:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agent_runtime.sandboxes.base import Fenced, SandboxFailure
+from agent_runtime.sandboxes.base import Fenced, SandboxFailure, Service
 from tests.integration.cluster_provider.conftest import SECOND, Opened, acquire, rollout_job, say, spec, until
 from tests.integration.cluster_provider.stand_in_operator import StandInOperator
 
@@ -72,6 +72,18 @@ async def test_an_agents_leftover_workspace_is_removed_for_the_grading_of_its_at
     second = await opened(job)
     grading = await acquire(second, name="grading")
     assert grading.handle["sandbox"] == agent.handle["sandbox"]
+
+
+async def test_services_start_again_when_a_process_died_before_it_recorded_their_workspace(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    services = [Service("web", spec(), command=["sleep", "600"])]
+    first = await opened()
+    await acquire(first, services=services)
+    await first.close(keep=True)
+    second = await opened()
+    workspace = await second.acquire(spec(services=services), attempt="0-0", fence=SECOND, name="agent")
+    assert await say(workspace, "cat setup.log") == "prepared"
 
 
 @pytest.mark.parametrize("mode", ["Plain", "Auto"])
