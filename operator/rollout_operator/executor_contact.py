@@ -6,6 +6,7 @@ Reports are not persisted: an operator that has just started asks again.
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -28,8 +29,10 @@ MOST_ANSWER = 2**22
 """Most bytes of an answer. A list of 1,024 workspaces with as many prepared states takes about 1 MB."""
 MOST_VALUES = 2**18
 """Most values of an answer, of which each takes memory of the operator."""
-MOST_AT_ONCE = 32
-"""Most executors asked at once."""
+MOST_AT_ONCE = 16
+"""Most executors of one namespace asked at once. Each namespace has its own limit, so that silent executors of one tenant do
+not delay the requests of another.
+"""
 MOST_WAIT_SECONDS = 2.0
 """Longest wait of a request that destroys workspaces. Later their job may run again."""
 
@@ -98,7 +101,8 @@ class ExecutorContact:
         """Called when the requests for a pool have ended."""
         self._session: aiohttp.ClientSession | None = None
         self._tasks: dict[Ref, asyncio.Task[None]] = {}
-        self._at_once = asyncio.Semaphore(MOST_AT_ONCE)
+        self._at_once: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
+        """By namespace, while requests are in progress."""
 
     def start(self, ref: Ref, ask: AskExecutors) -> None:
         """Begin the requests, unless earlier ones for the pool are in progress: these end with a new plan."""
@@ -120,14 +124,17 @@ class ExecutorContact:
 
     async def _run(self, ref: Ref, ask: AskExecutors) -> None:
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
-        await asyncio.gather(*(self._one(request) for request in ask.requests))
+            # The connector's own limit, of all namespaces together, would delay the requests of other tenants too.
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+        at_once = self._at_once.setdefault(ref.namespace, asyncio.Semaphore(MOST_AT_ONCE))
+        await asyncio.gather(*(self._one(request, at_once) for request in ask.requests))
         self._tasks.pop(ref, None)
         self.on_done(ref)
 
-    async def _one(self, request: ExecutorRequest) -> None:
+    async def _one(self, request: ExecutorRequest, at_once: asyncio.Semaphore) -> None:
         asked = asyncio.get_running_loop().time()
-        async with self._at_once:
+        async with at_once:
             if asyncio.get_running_loop().time() - asked > MOST_WAIT_SECONDS:
                 # A suspended job may have been resumed meanwhile.
                 request = replace(request, forget=frozenset())

@@ -38,6 +38,7 @@ class Executor:
         self.calls: list[str] = []
         self.health: Any = HEALTH
         self.workspaces: Any = WORKSPACES
+        self.port = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         assert request.headers["Authorization"] == "Bearer secret"
@@ -66,7 +67,8 @@ async def executor(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Executor]:
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    monkeypatch.setattr(executor_contact, "EXECUTOR_PORT", runner.addresses[0][1])
+    one.port = runner.addresses[0][1]
+    monkeypatch.setattr(executor_contact, "EXECUTOR_PORT", one.port)
     yield one
     await runner.cleanup()
 
@@ -144,3 +146,25 @@ async def test_a_request_that_waited_long_destroys_nothing(executor: Executor, m
     report = await asked(forget=frozenset({"0123abcd-"}))
     assert report.answered
     assert executor.calls == ["GET /v1/workspaces", "GET /v1/health"]
+
+
+async def test_silent_executors_of_another_namespace_delay_no_request(executor: Executor) -> None:
+    contact, done = ExecutorContact(), asyncio.Event()
+    contact.on_done = lambda ref: done.set() if ref == REF else None
+
+    async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(stay_silent, "127.0.0.2", executor.port):
+        for number in range(8):
+            silent = (ExecutorRequest(f"{number}-{one}", f"{number}-{one}", "127.0.0.2", "other") for one in range(40))
+            contact.start(Ref("SandboxPool", "hostile", f"pool-{number}"), AskExecutors(tuple(silent)))
+        await asyncio.sleep(0.1)
+        request = ExecutorRequest("warm-1", "uid-1", "127.0.0.1", "secret", forget=frozenset({"0123abcd-"}))
+        contact.start(REF, AskExecutors((request,)))
+        async with asyncio.timeout(2):
+            await done.wait()
+        await contact.close()
+    assert contact.known["uid-1"].answered
+    assert executor.calls[0] == "DELETE /v1/attempts?prefix=0123abcd-"
