@@ -23,6 +23,7 @@ from agent_runtime.sandboxes.cluster.sandbox_object import (
     SandboxView,
     deleted,
     found_kind,
+    found_spec,
     kind_of,
     new_name,
     sandbox_object,
@@ -64,6 +65,10 @@ class Waiter:
     number: int
     identity: str
     group: str
+    spec: SandboxSpec
+    """The Sandbox that it needs."""
+    kind: str
+    """Key of the kind for which it waits."""
     placed: asyncio.Future[HeldSandbox]
     lost_starts: int = 0
 
@@ -87,6 +92,16 @@ class Kind:
     measured: dict[str, Measured] = field(default_factory=dict)
     """What workspaces have used of memory, by sandbox, also of those that have ended."""
     measuring: asyncio.Task[None] | None = None
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it has the spec that a pool had earlier, or its pool was deleted."""
+        return self.pool is not None and (self.pool.is_gone or self.key != pool_key(self.pool, self.pool.spec))
+
+
+def pool_key(pool: Pool, spec: SandboxSpec) -> str:
+    """Return the key of the kind of a pool's sandboxes with that spec."""
+    return f"pool-{pool.uid}-{kind_of(spec)}"
 
 
 class Fleet:
@@ -178,12 +193,14 @@ class Fleet:
                 await held.connected()
                 return held
         self._prepared.setdefault(spec.group, set()).add(prepared)
-        kind = self._kind(sandbox_spec(self._job, spec), is_alone=spec.alone)
+        wanted = sandbox_spec(self._job, spec)
+        kind = self._kind(wanted, is_alone=spec.alone)
         if not spec.is_single:
             self._asked.setdefault(prepared, set()).add(attempt)
             kind.groups.add(spec.group)
         self._number += 1
-        waiter = Waiter(self._number, identity, prepared, asyncio.get_running_loop().create_future())
+        placed: asyncio.Future[HeldSandbox] = asyncio.get_running_loop().create_future()
+        waiter = Waiter(self._number, identity, prepared, wanted, kind.key, placed)
         kind.waiting.append(waiter)
         self._plan(kind)
         try:
@@ -191,11 +208,12 @@ class Fleet:
                 await asyncio.wait({waiter.placed}, timeout=spec.start_seconds + OPERATOR_GRACE_SECONDS)
                 if waiter.placed.done():
                     return waiter.placed.result()
+                kind = self._kinds[waiter.kind]
                 if not self._is_used(kind):
-                    self._stop_waiting(kind, waiter)
+                    self._stop_waiting(waiter)
                     raise self._timeout_failure(kind, identity, spec.start_seconds)
         except asyncio.CancelledError:
-            self._stop_waiting(kind, waiter)
+            self._stop_waiting(waiter)
             raise
 
     def leave(self, held: HeldSandbox, identity: str) -> None:
@@ -213,7 +231,7 @@ class Fleet:
         held = self.held.get(name)
         if held is None and (found := self._pools.view(name)) is not None:
             pool, view = found
-            held = self._use(self._pool_kind(pool), view)
+            held = self._use(self._pool_kind(pool, found_spec(view.spec) or pool.spec), view)
         if held is None or held.uid != uid:
             gone = self._gone.get(name) or deleted(name)
             raise SandboxFailure(gone.word, gone.message)
@@ -239,8 +257,9 @@ class Fleet:
             self._give_back(held)
         self._plan(self._kinds[held.kind])
 
-    def _stop_waiting(self, kind: Kind, waiter: Waiter) -> None:
+    def _stop_waiting(self, waiter: Waiter) -> None:
         """Remove a waiter; a place that it got at the same moment is freed."""
+        kind = self._kinds[waiter.kind]
         if waiter in kind.waiting:
             kind.waiting.remove(waiter)
             waiter.placed.cancel()
@@ -281,7 +300,8 @@ class Fleet:
             chosen.take(waiter.identity, waiter.group)
             waiter.placed.set_result(chosen)
         if kind.pool is not None:
-            self._use_more(kind, kind.pool, plan.opened)
+            if not kind.is_outdated:
+                self._use_more(kind, kind.pool, plan.opened)
         else:
             for _ in range(plan.opened):
                 self._open(kind)
@@ -308,18 +328,34 @@ class Fleet:
 
     def _kind(self, spec: SandboxSpec, *, is_alone: bool = False) -> Kind:
         if not is_alone and (pool := self._pools.fitting(spec)) is not None:
-            return self._pool_kind(pool)
+            return self._pool_kind(pool, pool.spec)
         is_plain = spec.workspaces.mode is WorkspaceMode.PLAIN
         key = f"{kind_of(spec)}{'-alone' if is_alone else ''}"
         places = spec.workspaces.per_sandbox or 1
         fresh = Kind(key, spec, places, is_reusable=not (is_plain or is_alone), is_alone=is_alone)
         return self._kinds.setdefault(key, fresh)
 
-    def _pool_kind(self, pool: Pool) -> Kind:
-        key = f"pool-{pool.uid}"
-        kind = self._kinds.setdefault(key, Kind(key, pool.spec, 1, is_reusable=True, pool=pool))
-        kind.spec, kind.places, kind.pool = pool.spec, pool.described.spec.sandbox.per_sandbox, pool
-        return kind
+    def _pool_kind(self, pool: Pool, spec: SandboxSpec) -> Kind:
+        """Return the kind of a pool's sandboxes with that spec, which need not be the pool's present one."""
+        key = pool_key(pool, spec)
+        return self._kinds.setdefault(
+            key, Kind(key, spec, spec.workspaces.per_sandbox or 1, is_reusable=True, pool=pool)
+        )
+
+    def _move_waiting(self, kind: Kind) -> None:
+        """Place those anew who wait for sandboxes of a pool that was deleted or has another spec now. Its sandboxes may have
+        another image than they need.
+        """
+        waiting, kind.waiting = kind.waiting, []
+        for waiter in waiting:
+            try:
+                other = self._kind(waiter.spec)
+            except SandboxFailure as failure:
+                waiter.placed.set_exception(failure)
+                continue
+            waiter.kind = other.key
+            other.groups |= kind.groups
+            other.waiting.append(waiter)
 
     def _use_more(self, kind: Kind, pool: Pool, count: int) -> None:
         """Connect to so many further sandboxes of a pool, if it has them."""
@@ -561,6 +597,8 @@ class Fleet:
             for held in list(self.held.values()):
                 if held.foreign and self._kinds[held.kind].waiting:
                     await self.recount(held)
+            for kind in [one for one in self._kinds.values() if one.is_outdated]:
+                self._move_waiting(kind)
             for kind in self._kinds.values():
                 self._plan(kind)
 

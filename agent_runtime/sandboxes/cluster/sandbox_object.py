@@ -54,12 +54,20 @@ def kind_of(spec: SandboxSpec) -> str:
     return hashlib.sha256(json.dumps(spec.wire(), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def found_kind(spec: Mapping[str, Any]) -> str | None:
-    """Return the kind of a Sandbox read from the API server, with its defaults filled in; None if it is not understood."""
+def found_spec(spec: Mapping[str, Any]) -> SandboxSpec | None:
+    """Return the spec of a Sandbox read from the API server, with its defaults filled in and not draining; None if it is not
+    understood.
+    """
     try:
-        return kind_of(SandboxSpec.model_validate({**spec, "drain": False}))
+        return SandboxSpec.model_validate({**spec, "drain": False})
     except ValidationError:
         return None
+
+
+def found_kind(spec: Mapping[str, Any]) -> str | None:
+    """Return the kind of a Sandbox read from the API server; None if it is not understood."""
+    found = found_spec(spec)
+    return None if found is None else kind_of(found)
 
 
 def new_name(job: str, runner: int) -> str:

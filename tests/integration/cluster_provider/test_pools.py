@@ -149,6 +149,27 @@ async def test_a_sandbox_that_becomes_ready_serves_those_who_wait(cluster: Clust
     assert await say(await waiting, "echo here") == "here"
 
 
+@pytest.mark.parametrize("change", ["another image", "deleted"])
+async def test_who_waits_for_a_pool_that_no_longer_fits_gets_an_own_sandbox(cluster: Cluster, change: str) -> None:
+    cluster.add("warm-1")
+    other, provider = await cluster.runner("0000000b-1"), await cluster.runner()
+    held = [await acquire(other, f"{number}-0", f"g{number}") for number in range(3)]
+    waiting = asyncio.create_task(acquire(provider, "3-0", "g3"))
+    await asyncio.sleep(0.3)
+    if change == "deleted":
+        cluster.operator.api.pools = []
+    else:
+        cluster.set_pool(image="other")
+        cluster.add("warm-2")
+    placed = await waiting
+    assert placed.handle["sandbox"].startswith("sums-0-")
+    assert await say(placed, "cat setup.log") == "prepared"
+    assert provider.wanted() == {}
+    assert await say(held[0], "echo alive") == "alive"
+    await held[0].release()
+    assert (await acquire(other, "4-0", "g4")).handle["sandbox"] != "warm-1", "it is not the pool's present spec"
+
+
 async def test_a_draining_sandbox_gets_no_further_workspace(cluster: Cluster) -> None:
     cluster.add("warm-1")
     provider = await cluster.runner()
