@@ -291,14 +291,15 @@ class Fleet:
         if not self._is_open:
             return
         held = [one for one in self.held.values() if one.kind == kind.key]
+        for waiter in list(kind.waiting):
+            # An earlier process may have made its workspace and not recorded it; it uses a place already.
+            if (left := next((one for one in held if waiter.identity in one.foreign), None)) is not None:
+                self._give_place(kind, waiter, left)
         rooms = [one.room(kind.places, self._to_come) for one in held]
         requests = [Request(w.number, w.group, self._to_come(w.group)) for w in kind.waiting]
         plan = plan_packing(requests, rooms, self._bounds(kind))
         for waiter in [one for one in kind.waiting if one.number in plan.placed]:
-            kind.waiting.remove(waiter)
-            chosen = self.held[plan.placed[waiter.number]]
-            chosen.take(waiter.identity, waiter.group)
-            waiter.placed.set_result(chosen)
+            self._give_place(kind, waiter, self.held[plan.placed[waiter.number]])
         if kind.pool is not None:
             if not kind.is_outdated:
                 self._use_more(kind, kind.pool, plan.opened)
@@ -307,6 +308,11 @@ class Fleet:
                 self._open(kind)
         for name in plan.given_back:
             self._spawn(self._give_back_if_empty(self.held[name]))
+
+    def _give_place(self, kind: Kind, waiter: Waiter, held: HeldSandbox) -> None:
+        kind.waiting.remove(waiter)
+        held.take(waiter.identity, waiter.group)
+        waiter.placed.set_result(held)
 
     def _bounds(self, kind: Kind) -> Bounds:
         busy = sum(len(one.taken) for one in self.held.values()) + sum(len(k.waiting) for k in self._kinds.values())

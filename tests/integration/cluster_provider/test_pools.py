@@ -376,3 +376,21 @@ async def test_a_failed_restore_of_one_job_does_not_fail_those_that_wait_for_it(
     with pytest.raises(SandboxFailure, match="the storage is away"):
         await one
     assert await say(await two, "cat /opt/layer-* | wc -c") == "2000000"
+
+
+async def test_the_next_process_finds_workspaces_whose_handles_were_not_recorded(cluster: Cluster) -> None:
+    cluster.add("warm-1")
+    first = await cluster.runner()
+    for number in range(3):
+        await acquire(first, f"{number}-0", f"g{number}")
+    await first.close(keep=True)
+    second = await cluster.runner()
+    await second.sweep(lambda attempt, name: False)
+    async with asyncio.timeout(20):
+        again = await asyncio.gather(
+            *(
+                second.acquire(spec(f"g{number}"), attempt=f"{number}-0", fence=Fence(2, "second"), name="agent")
+                for number in range(3)
+            )
+        )
+    assert {one.handle["sandbox"] for one in again} == {"warm-1"}
