@@ -516,8 +516,16 @@ class Fleet:
         self._plan(kind)
 
     async def sweep_pools(self, unwanted: Callable[[str, str], bool]) -> None:
-        """Destroy unwanted workspaces of an earlier process in the sandboxes of pools that are not held here."""
-        await self._visits.sweep(unwanted, but=self.held)
+        """Destroy unwanted workspaces of an earlier process in the sandboxes of pools that are not held here. Those with
+        others of its workspaces are held from then on, so that attempts find them again.
+        """
+        swept = await self._visits.sweep(unwanted, but=self.held)
+        found = [
+            self._use(self._pool_kind(pool, found_spec(view.spec) or pool.spec), view)
+            for pool, view, left in swept
+            if view.name not in self.held and any(name.startswith(self._tenant) for name in left)
+        ]
+        await asyncio.gather(*(held.connected() for held in found), return_exceptions=True)
 
     async def _give_back_if_empty(self, held: HeldSandbox) -> None:
         # Recount first: a runner that was frozen and replaced must not delete its successor's sandbox.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence, Set
 
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure
 from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox
@@ -51,35 +51,41 @@ class PoolVisits:
                 found = self._pools.view(view.name)
                 if found is None or found[1].uid != view.uid or found[1].ending is not None:
                     return
-                if found[1].can_be_reached and await self._visit(*found, is_lost):
+                if found[1].can_be_reached and await self._visit(*found, is_lost) is not None:
                     log.info("sandbox %s of SandboxPool %s can be reached again", view.name, found[0].name)
                     return
         finally:
             del self._lost[view.uid]
 
-    async def sweep(self, unwanted: Callable[[str, str], bool], *, but: Container[str]) -> None:
+    async def sweep(
+        self, unwanted: Callable[[str, str], bool], *, but: Container[str]
+    ) -> Sequence[tuple[Pool, SandboxView, Set[str]]]:
         """Destroy unwanted workspaces of an earlier process in all Sandboxes but those of these names, draining ones
         included. Those that do not answer within a few seconds are left to the operator, which destroys them after the
-        job's end.
+        job's end. Return the others, each with its remaining workspaces.
         """
         at_once = asyncio.Semaphore(AT_ONCE)
 
-        async def visit(pool: Pool, view: SandboxView) -> None:
+        async def visit(pool: Pool, view: SandboxView) -> tuple[Pool, SandboxView, Set[str]]:
             async with at_once:
-                await self._visit(pool, view, unwanted)
+                return pool, view, await self._visit(pool, view, unwanted) or set()
 
-        await asyncio.gather(*(visit(pool, view) for pool, view in self._pools.reachable if view.name not in but))
+        visits = [visit(pool, view) for pool, view in self._pools.reachable if view.name not in but]
+        return await asyncio.gather(*visits)
 
-    async def _visit(self, pool: Pool, view: SandboxView, unwanted: Callable[[str, str], bool]) -> bool:
-        """Destroy unwanted workspaces in one Sandbox. Return whether its executor answered."""
+    async def _visit(self, pool: Pool, view: SandboxView, unwanted: Callable[[str, str], bool]) -> Set[str] | None:
+        """Destroy unwanted workspaces in one Sandbox. Return the remaining ones, of all jobs; None if its executor did not
+        answer.
+        """
         visitor = self._visitor(view.name, pool)
         try:
             async with asyncio.timeout(VISIT_SECONDS):
                 await visitor.connect(view)
                 if visitor.sandbox is not None:
                     await visitor.sandbox.sweep(unwanted)
+                    await visitor.recount()
         except (SandboxFailure, Fenced, TimeoutError):
-            return False
+            return None
         finally:
             await visitor.close(delete=False)
-        return True
+        return visitor.foreign

@@ -394,3 +394,16 @@ async def test_the_next_process_finds_workspaces_whose_handles_were_not_recorded
             )
         )
     assert {one.handle["sandbox"] for one in again} == {"warm-1"}
+
+
+async def test_the_next_process_finds_unrecorded_workspaces_in_every_sandbox(cluster: Cluster) -> None:
+    for number in range(2):
+        cluster.add(f"warm-{number}")
+    first = await cluster.runner()
+    left = [await acquire(first, f"{number}-0", f"g{number}") for number in range(6)]
+    await left[0].release()
+    await first.close(keep=True)
+    second = await cluster.runner()
+    await second.sweep(lambda attempt, name: False)
+    again = await second.acquire(spec("g5"), attempt="5-0", fence=Fence(2, "second"), name="agent")
+    assert again.handle["sandbox"] == left[5].handle["sandbox"] != left[0].handle["sandbox"]
