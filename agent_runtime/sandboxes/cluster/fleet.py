@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from agent_runtime.kube.api import ApiError, KubeApi, is_denied_role
 from agent_runtime.sandboxes.base import ACCESS_DENIED, NETWORK_LOST, Evidence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox, ReasonOfEnd, unexplained
+from agent_runtime.sandboxes.cluster.kinds import Kind, Waiter, pool_key
 from agent_runtime.sandboxes.cluster.packing import Bounds, Request, plan_packing
 from agent_runtime.sandboxes.cluster.pool_visits import PoolVisits
 from agent_runtime.sandboxes.cluster.pools import Pool, Pools, order
@@ -34,7 +34,7 @@ from agent_runtime.sandboxes.cluster.sandbox_object import (
 from agent_runtime.sandboxes.cluster.watch import SandboxWatch
 from agent_runtime.sandboxes.executor_client.sandbox import no_place
 from agent_runtime.sandboxes.prepare import prepared_id
-from rollout_api.measured_memory import Measured, request_of, set_request
+from rollout_api.measured_memory import set_request
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec, Security, WorkspaceMode
 
@@ -56,52 +56,6 @@ TICK_SECONDS = 1.0
 CLOSE_SECONDS = 20.0
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Waiter:
-    """A request that waits for a place."""
-
-    number: int
-    identity: str
-    group: str
-    spec: SandboxSpec
-    """The Sandbox that it needs."""
-    kind: str
-    """Key of the kind for which it waits."""
-    placed: asyncio.Future[HeldSandbox]
-    lost_starts: int = 0
-
-
-@dataclass
-class Kind:
-    """All sandboxes that are equal except for their names, and the requests that wait for one."""
-
-    key: str
-    spec: SandboxSpec
-    places: int
-    """Expected places of the next sandbox: the requested number, or the number that an earlier one had."""
-    is_reusable: bool
-    pool: Pool | None = None
-    """The SandboxPool whose sandboxes are used, instead of own ones."""
-    is_alone: bool = False
-    """Each attempt of this kind gets a new sandbox, which hosts no other attempt before or after it."""
-    waiting: list[Waiter] = field(default_factory=list)
-    groups: set[str] = field(default_factory=set)
-    """All groups of rollouts that ever requested one."""
-    measured: dict[str, Measured] = field(default_factory=dict)
-    """What workspaces have used of memory, by sandbox, also of those that have ended."""
-    measuring: asyncio.Task[None] | None = None
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether it has the spec that a pool had earlier, or its pool was deleted."""
-        return self.pool is not None and (self.pool.is_gone or self.key != pool_key(self.pool, self.pool.spec))
-
-
-def pool_key(pool: Pool, spec: SandboxSpec) -> str:
-    """Return the key of the kind of a pool's sandboxes with that spec."""
-    return f"pool-{pool.uid}-{kind_of(spec)}"
 
 
 class Fleet:
@@ -398,14 +352,12 @@ class Fleet:
 
     async def _measured_request(self, kind: Kind) -> int | None:
         """Return the bytes of memory to request for each workspace, if these follow measured use and enough is known."""
-        limit = kind.spec.resources.measured_limit
-        if limit is None:
+        if kind.spec.resources.measured_limit is None:
             return None
         if kind.measuring is None or kind.measuring.done():
             kind.measuring = self._spawn(self._measure(kind))
         await asyncio.wait({kind.measuring})
-        total = sum(kind.measured.values(), Measured())
-        return request_of(total, limit, kind.spec.workspaces.per_sandbox or 1)
+        return kind.measured_request
 
     async def _measure(self, kind: Kind, *only: HeldSandbox) -> None:
         """Ask the ready sandboxes of a kind, or only these, for what their workspaces have used of memory."""
@@ -415,8 +367,7 @@ class Fleet:
         asked = only or [one for one in self.held.values() if one.kind == kind.key and one.sandbox is not None]
         for held, found in zip(asked, await asyncio.gather(*(one.measured() for one in asked)), strict=True):
             if found is not None:
-                seconds = kind.spec.lifetime_seconds if held.is_adopted else held.seconds()
-                kind.measured[held.name] = found.believed(limit, seconds * held.places)
+                kind.measured[held.name] = found.believed(limit, kind.age_of(held) * held.places)
 
     def _adopt(self, view: SandboxView) -> None:
         """Adopt a Sandbox of an earlier process: its workspaces may be reattached, its free places used."""
