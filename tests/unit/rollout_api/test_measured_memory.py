@@ -35,9 +35,9 @@ def request(measured: Measured, memory: float, places: int) -> int:
 
 
 def test_request_is_mean_and_99th_percentile_of_the_sum_with_a_margin() -> None:
-    assert request_of(used(80 * MI), GI, 16) == 100 * MI
-    assert request_of(used(80 * MI, 160 * MI), GI, 16) == 217 * MI  # (80 + 2.33 × 160 / 4) × 1.25
-    assert request_of(used(80 * MI, 160 * MI), GI, 64) == 159 * MI
+    assert request_of(used(80 * MI), GI, 16) == 144 * MI
+    assert request_of(used(80 * MI, 160 * MI), GI, 16) == 312 * MI  # (80 + 2.33 × 160 / 4) × 1.8
+    assert request_of(used(80 * MI, 160 * MI), GI, 64) == 228 * MI
     assert request_of(used(0), GI, 16) == 16 * MI
     assert request_of(used(900 * MI), GI, 16) == GI
     assert request_of(used(MI), 1_000_000, 16) == 1_000_000

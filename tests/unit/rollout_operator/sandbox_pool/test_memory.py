@@ -68,9 +68,9 @@ def test_new_sandboxes_request_the_limit_until_something_is_known() -> None:
 def test_new_sandboxes_request_what_workspaces_have_used_and_old_ones_stay() -> None:
     members = [user("a", 60 * MI), user("b", 100 * MI)]
     found = planned(members)
-    assert requests(found) == {"130Mi"}  # (80 + 2.33 × 20 / 2) × 1.25
+    assert requests(found) == {"186Mi"}  # (80 + 2.33 × 20 / 2) × 1.8
     assert created(found)[0]["metadata"]["annotations"][MEASURED_ANNOTATION] == "Measured"
-    assert memory_of(found) == PoolMemory(request="130Mi"), "only ended sandboxes are kept in the status"
+    assert memory_of(found) == PoolMemory(request="186Mi"), "only ended sandboxes are kept in the status"
     assert not drained(found)
 
 
@@ -81,7 +81,7 @@ def test_other_pools_do_not_measure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("95Mi", "95Mi"), ("110Mi", "110Mi"), ("90Mi", "100Mi"), ("2Gi", "100Mi")]
+    ("before", "after"), [("137Mi", "137Mi"), ("155Mi", "155Mi"), ("130Mi", "144Mi"), ("2Gi", "144Mi")]
 )
 def test_request_changes_by_a_tenth_or_more(before: str, after: str) -> None:
     found = planned([user("a", 80 * MI)], memory=PoolMemory(request=before))
@@ -98,7 +98,7 @@ def test_request_of_a_restarted_operator_waits_for_all_executors() -> None:
     kept = PoolMemory(**dict(used(20 * MI)), request="400Mi")
     assert requests(planned([user("a", 300 * MI), member("b", None)], memory=kept)) == {"400Mi"}
     silent = member("b", 0, report=ExecutorReport(NOW, answered=False))
-    assert requests(planned([user("a", 20 * MI), silent], memory=kept)) == {"25Mi"}
+    assert requests(planned([user("a", 20 * MI), silent], memory=kept)) == {"36Mi"}
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_forged_reports_count_for_no_more_than_their_sandbox() -> None:
     forged = user("d", 1 << 20, 1e15)
     found = planned([*honest, forged])
     # Of 28,200 s, 7,200 are those of the forged report.
-    assert requests(found) == {"125Mi"}
+    assert requests(found) == {"180Mi"}
     impossible = user("d", 1 << 40)
-    assert requests(planned([*honest, impossible])) == {"100Mi"}
+    assert requests(planned([*honest, impossible])) == {"144Mi"}
     early = user("d", 1 << 20, 1e15, created=NOW + timedelta(minutes=5))
-    assert requests(planned([*honest, early])) == {"100Mi"}
+    assert requests(planned([*honest, early])) == {"144Mi"}
