@@ -163,7 +163,7 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
         issue=issue,
         setup=[repository.scrub_history(base)],
         patch=patch,
-        # As its harness does. The lists include such tests.
+        # As its harness does, so its lists may include such tests.
         verifier={**verifier, "tests": tests, "alsoPassed": [UnpassedResult.XFAIL], "files": [*hidden, *reporter]},
         timeouts=TIMEOUTS,
         sandbox={"image": image, "workingDir": folder or WORKING_DIR, "env": SHELL},
