@@ -342,7 +342,10 @@ def test_results_that_count_as_passed_are_those_that_pytest_reports(tmp_path: Pa
     assert both == {"good", "cut[a", "marked", "imperative", "skipped", "cut_skipped[a"}
 
 
-@pytest.mark.parametrize("inside", ["<failure/><skipped/>", "<skipped/><error/>", "<skipped/><failure/><skipped/>"])
+@pytest.mark.parametrize(
+    "inside",
+    ["<failure/><skipped/>", "<skipped/><error/>", "<skipped/><failure/><skipped/>", "<failure type='pytest.xfail'/>"],
+)
 def test_failure_outweighs_a_skip_that_counts_as_passed(inside: str) -> None:
     (test,) = counted(parse_report(report(case("m", "t", inside))), list(UnpassedResult))
     assert not test.passed
