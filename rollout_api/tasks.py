@@ -41,8 +41,8 @@ class RewardRule(StrEnum):
 
 
 class UnpassedResult(StrEnum):
-    """Result of a test that did not pass, and did not fail either. `XFail`: it failed as pytest was told to expect
-    (`xfail`). `Skipped`: it was not run.
+    """Result of a test that neither passed nor failed. `XFail`: it has pytest's mark `xfail`, and failed. `Skipped`: it was
+    not run.
     """
 
     XFAIL = "XFail"

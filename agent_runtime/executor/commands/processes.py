@@ -110,7 +110,7 @@ class Process:
         self._settled = settled
         self._pause = workspace.pause
         if self._spec.deadline_seconds is None:
-            # Its caller waits for the start by a clock of its own, which a pause does not stop.
+            # Its caller limits the wait for the start, and that time runs on in a pause.
             self._starting.enter_context(self.unpaused())
         time = asyncio.get_running_loop().time
         self._now = WorkingTime(lambda: time() - workspace.pause.seconds())

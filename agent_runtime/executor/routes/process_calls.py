@@ -30,7 +30,7 @@ async def show_output(call: Call) -> Reply:
     query.done()
     process = _process(call, call.seen())
     output = process.output(stream)
-    # The caller waits by a clock of its own, which a pause does not stop.
+    # The caller limits its wait, and that time runs on in a pause.
     with process.unpaused():
         while output.total <= cursor and not process.is_output_over(stream):
             left = ends - time.monotonic()

@@ -60,7 +60,7 @@ async def test_all_that_run_end_if_the_kernel_has_ended_a_process(sandbox: tuple
     lost, neighbour, idle = [await inside.make(limits=limits) for _ in range(3)]
     assert (await run(idle, "exit 3")).exit.cause is None
     async with asyncio.timeout(20):
-        while idle.host.watch.is_active(idle):  # noqa: ASYNC110 nobody tells of it
+        while idle.host.watch.is_active(idle):  # noqa: ASYNC110 there is no notification
             await asyncio.sleep(0.02)
     child, other = await sleeping(lost), await sleeping(neighbour)
     group.kills(1)
@@ -90,7 +90,7 @@ async def test_a_workspace_that_is_alone_has_used_up_the_memory_itself(sandbox: 
     group.kills(1)
     assert (await child.exited).cause == "Memory"
     async with asyncio.timeout(20):
-        while workspace in workspace.host.watch._stopping:  # noqa: ASYNC110 nobody tells of it
+        while workspace in workspace.host.watch._stopping:  # noqa: ASYNC110 there is no notification
             await asyncio.sleep(0.02)
     assert (await run(workspace, "exit 3")).exit.cause is None, "a later failure is its own"
 

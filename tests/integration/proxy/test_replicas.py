@@ -358,7 +358,7 @@ async def test_path_of_a_forwarded_request_reaches_no_route_of_replicas(replicas
         ):
             url = URL(f"http://127.0.0.1:{other}{path}", encoded=True)
             async with client.post(url, headers=key, json={"delivered": False}) as reply:
-                assert reply.status == 404, f"the client reported the delivery of its own answer at {path}"
+                assert reply.status == 404, f"a delivery report of the client itself was accepted at {path}"
 
 
 async def test_compressed_request_is_answered_by_every_replica(replicas: Replicas) -> None:
