@@ -40,6 +40,7 @@ from agent_runtime.sandboxes.base import (
 )
 from agent_runtime.sandboxes.images.files import this_architecture
 from agent_runtime.sandboxes.prepare import failed_command, prepared_id, setup_text
+from agent_runtime.shared_tasks import shared
 from rollout_api.files import Dockerfile
 from rollout_api.sandbox import NetworkAccess
 from rollout_api.services import HealthCheck
@@ -230,12 +231,7 @@ class Builder:
 
     async def _once(self, tasks: dict[Any, asyncio.Task[Any]], key: object, make: Callable[[], Any]) -> Any:
         """Return the result of the one task for that key; a failed one is repeated by the next caller."""
-        task = tasks.get(key)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = tasks[key] = asyncio.create_task(make())
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        # A cancelled rollout must not end the work that others wait for.
-        return await asyncio.shield(task)
+        return await asyncio.shield(shared(tasks, key, make))
 
     async def _base(self, image: str | None, spec: WorkspaceSpec) -> Base:
         base: Base = await self._once(self._bases, image, partial(self._workspaces.read_base, image, spec))

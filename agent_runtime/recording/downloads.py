@@ -6,9 +6,11 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final
 
 from agent_runtime.recording.store import PART_BYTES, SpoolFull, Store, write_spool
+from agent_runtime.shared_tasks import has_failed, shared
 
 MOST_KEPT_BYTES: Final = 1 << 30
 """Kept by one process. A layer of a Dockerfile's step has some 10 MB compressed; the largest, of a compiler, some 200."""
@@ -28,13 +30,9 @@ class Downloads:
             async for piece in self._store.stream(key):
                 yield piece
             return
-        task = self._tasks.pop(key, None)
-        if task is None or (task.done() and not _is_whole(task)):
-            task = asyncio.create_task(self._download(key))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._tasks[key] = task
+        task = shared(self._tasks, key, partial(self._download, key))
+        self._tasks[key] = self._tasks.pop(key)
         try:
-            # A cancelled rollout must not end the download that others wait for.
             file = await asyncio.shield(task)
         except SpoolFull:
             async for piece in self._store.stream(key):
@@ -62,14 +60,10 @@ class Downloads:
 
     def _remove_excess(self) -> None:
         """Forget objects. A reader of one has its file until it is done."""
-        kept = [(key, task) for key, task in self._tasks.items() if task.done() and _is_whole(task)]
+        kept = [(key, task) for key, task in self._tasks.items() if task.done() and not has_failed(task)]
         total = sum(os.fstat(task.result().fileno()).st_size for _, task in kept)
         for key, task in kept:
             if total <= self._most_bytes:
                 return
             total -= os.fstat(task.result().fileno()).st_size
             del self._tasks[key]
-
-
-def _is_whole(task: asyncio.Task[tempfile.SpooledTemporaryFile[bytes]]) -> bool:
-    return not task.cancelled() and task.exception() is None

@@ -24,6 +24,7 @@ from agent_runtime.sandboxes.base import (
     WorkspaceLimit,
     WorkspaceSpec,
 )
+from agent_runtime.shared_tasks import has_failed, started
 
 # Turn in the keys of operations on the workspace itself. It is above all real turns, so these keys are never
 # acknowledged.
@@ -135,9 +136,7 @@ class PreparedGroups:
         try:
             task = self._states.get(name)
             if task is None:
-                task = self._states[name] = asyncio.create_task(self._make_once(name, spec))
-                # Retrieve the exception, so that asyncio does not log it if all waiting callers were cancelled.
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+                task = self._states[name] = started(self._make_once(name, spec))
             # A cancelled member must not end the preparation that others wait for.
             await asyncio.shield(task)
         except BaseException:
@@ -225,9 +224,8 @@ class LayerStates:
                 name = f"layers-{digest.hexdigest()[:32]}"
                 below = names[-1] if names else None
                 state = self._states.get(name)
-                if state is None or (state.task.done() and (state.task.cancelled() or state.task.exception())):
-                    task = asyncio.create_task(self._made(name, below, layer, is_bare))
-                    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+                if state is None or has_failed(state.task):
+                    task = started(self._made(name, below, layer, is_bare))
                     state = self._states[name] = _LayerState(below, layer.size, task)
                 state.needed += 1
                 held.append(state)

@@ -1,0 +1,30 @@
+"""Work that several callers wait for. They wait by `asyncio.shield`, so that a cancelled one does not end it for others."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable, MutableMapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Return a task for it. asyncio does not log its exception if all waiting callers were cancelled."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
+def has_failed(task: asyncio.Task[Any]) -> bool:
+    """Whether it has ended without a result."""
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def shared(
+    tasks: MutableMapping[K, asyncio.Task[T]], key: K, make: Callable[[], Coroutine[Any, Any, T]]
+) -> asyncio.Task[T]:
+    """Return the one task for that key, which is started if there is none, or if it has failed."""
+    task = tasks.get(key)
+    if task is None or has_failed(task):
+        task = tasks[key] = started(make())
+    return task
