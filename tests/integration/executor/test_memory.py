@@ -13,28 +13,34 @@ import pytest
 from agent_runtime.sandboxes.executor_client.commands import Refused
 
 PYTHON = "/usr/bin/python3"
-# All sizes below are in this unit: in a sandbox of a few hundred MB, a busy machine measures too late.
+# All sizes below are in this unit. Programs use one more each 0.05 s, and a sandbox of 600 of them is so large that
+# memory is measured in time on a busy machine too.
 MB = 4_000_000
 LIMIT = 600 * MB
 # A pod's limit is higher than the sandbox's: 48 MiB and 6 for each place are for the executor.
 OWN_SHARE = (48 + 8 * 6) << 20
 OWN = {"memoryBytes": 200 * MB}
-ALLOCATE = "import time; a = b'x' * {size}; print('allocated', flush=True); time.sleep({seconds})"
-HOLD = """
+ALLOCATE = (
+    f"import time; a = [(time.sleep(0.05), b'x' * {MB}) for _ in range({{megabytes}})]; "
+    "print('allocated', flush=True); time.sleep({seconds})"
+)
+HOLD = f"""
 import os, time
-a = b'x' * {size}
+a = []
 while not os.path.exists('/released'):
-    time.sleep(0.02)
+    time.sleep(0.05)
+    if len(a) < {{megabytes}}:
+        a.append(b'x' * {MB})
 """
 
 
 def allocating(megabytes: int, seconds: float) -> list[str]:
-    return [PYTHON, "-c", ALLOCATE.format(size=megabytes * MB, seconds=seconds)]
+    return [PYTHON, "-c", ALLOCATE.format(megabytes=megabytes, seconds=seconds)]
 
 
 def holding(megabytes: int) -> list[str]:
     """Return a command that keeps its memory until `release`: so a slow machine changes nothing of who waits for whom."""
-    return [PYTHON, "-c", HOLD.format(size=megabytes * MB)]
+    return [PYTHON, "-c", HOLD.format(megabytes=megabytes)]
 
 
 async def release(clients: list[Any]) -> None:
@@ -115,10 +121,11 @@ async def test_last_resort_ends_one_whose_own_limit_was_not_reached(six: list[An
 
 
 async def test_own_limit_is_the_cause_if_it_is_exceeded(six: list[Any]) -> None:
-    jobs = [asyncio.create_task(run(client, allocating(120, 600))) for client in six[:2]]
+    jobs = [asyncio.create_task(run(client, allocating(20, 600))) for client in six[:2]]
     await asyncio.sleep(1)
     # RLIMIT_DATA limits one process, so two of them exceed the limit together.
-    two = f'{PYTHON} -c "{ALLOCATE.format(size=150 * MB, seconds=600)}" & {PYTHON} -c \'a = b"x" * {150 * MB}\'; wait'
+    one = f'{PYTHON} -c "{ALLOCATE.format(megabytes=150, seconds=600)}"'
+    two = f"{one} & {one}; wait"
     assert (await run(six[2], two)).cause == "Memory"
     assert not any(job.done() for job in jobs)
     for job in jobs:
@@ -145,24 +152,23 @@ async def paused(client: Any, others: list[Any]) -> list[asyncio.Task[Any]]:
 
 
 async def test_deadline_leaves_out_the_time_of_a_pause(six: list[Any]) -> None:
-    seconds, walls = 7, list[float]()
+    seconds = 7
 
-    async def timed(client: Any) -> Any:
+    async def timed(client: Any) -> tuple[float, Any]:
         began = time.monotonic()
-        result = await run(client, allocating(150, 1), deadlineSeconds=seconds)
-        walls.append(time.monotonic() - began)
-        return result
+        result = await run(client, holding(150), deadlineSeconds=seconds)
+        return time.monotonic() - began, result
 
-    oldest = asyncio.create_task(run(six[0], allocating(190, 9)))
-    await asyncio.sleep(0.5)
-    jobs = [asyncio.create_task(timed(client)) for client in six[1:4]]
-    stopped = await run(six[4], allocating(60, 600), deadlineSeconds=seconds)
-    assert stopped.cause == "Deadline"
-    assert stopped.seconds >= seconds
-    for result in [await job for job in jobs]:
-        # On a busy machine one may really run for so long.
+    oldest = asyncio.create_task(run(six[0], holding(150)))
+    jobs = [asyncio.create_task(timed(client)) for client in six[1:]]
+    await until_paused(six[0])
+    await asyncio.sleep(seconds)
+    await release(six)
+    ended = [await job for job in jobs]
+    for _, result in ended:
+        # What was not paused ran for so long.
         assert result.exit_code == 0 or (result.cause == "Deadline" and result.seconds >= seconds)
-    assert max(walls) > seconds, "one of them was paused until another one had ended"
+    assert max(wall for wall, result in ended if result.exit_code == 0) > seconds
     assert (await oldest).exit_code == 0
 
 
@@ -246,7 +252,7 @@ async def test_tree_that_continues_itself_is_paused_again_and_does_not_prevent_t
 async def test_shell_does_not_notice_that_its_children_were_stopped(six: list[Any]) -> None:
     others = await paused(six[0], six[:4])
     script = (
-        f'set -m; ({PYTHON} -c "{ALLOCATE.format(size=120 * MB, seconds=0)}"; echo inner) & wait $!; echo code $?; jobs'
+        f'set -m; ({PYTHON} -c "{ALLOCATE.format(megabytes=120, seconds=0)}"; echo inner) & wait $!; echo code $?; jobs'
     )
     running = asyncio.create_task(run(six[5], ["/bin/bash", "-c", script]))
     await until_waiting(six[0])
@@ -259,7 +265,7 @@ async def test_shell_does_not_notice_that_its_children_were_stopped(six: list[An
 
 async def test_processes_that_a_tool_has_stopped_stay_stopped_after_a_pause(six: list[Any]) -> None:
     state = "sleep 600 & kill -STOP $!; echo $! > /tmp/pid; "
-    hold = f"{PYTHON} -c \"{ALLOCATE.format(size=150 * MB, seconds=1)}\"; sed 's/.*) //' /proc/$(cat /tmp/pid)/stat"
+    hold = f"{PYTHON} -c \"{ALLOCATE.format(megabytes=100, seconds=1)}\"; sed 's/.*) //' /proc/$(cat /tmp/pid)/stat"
     jobs = [asyncio.create_task(run(client, state + hold)) for client in six]
     for job in jobs:
         assert (await job).stdout.decode().split("\n")[1][0] == "T"
@@ -331,7 +337,7 @@ async def test_health_shows_what_workspaces_have_used_over_time(start_executor: 
             after = (await memory_of(idle))["measured"]
             return {name: after[name] - before[name] for name in before}, time.monotonic() - since
 
-        held = [PYTHON, "-c", ALLOCATE.format(size=size, seconds=seconds)]
+        held = [PYTHON, "-c", f"import time; a = b'x' * {size}; time.sleep({seconds})"]
         assert (await run(first, held, cwd="/")).exit_code == 0
         measured = (await memory_of(idle))["measured"]
         passed = time.monotonic() - began
