@@ -120,7 +120,7 @@ class Peers:
                 self._tell(address, settings.id, headers, turn, delivered)
 
         internal = {*_OF_ONE_CONNECTION, TURN}
-        kept = {name: value for name, value in response.headers.items() if name.lower() not in internal}
+        kept = {name.lower(): value for name, value in response.headers.items() if name.lower() not in internal}
         return Reply(response.status, kept, content, done)
 
     async def _send(

@@ -370,3 +370,4 @@ async def test_compressed_request_is_answered_by_every_replica(replicas: Replica
         for port in (owner, other):
             async with client.post(f"http://127.0.0.1:{port}/v1/chat/completions", headers=headers, data=body) as reply:
                 assert reply.status == 200, await reply.text()
+                assert len(reply.headers.getall("X-Request-Id")) == 1
