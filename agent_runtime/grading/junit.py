@@ -154,14 +154,9 @@ def judge_named(reported: Sequence[ReportedTest], named: Sequence[str]) -> list[
     """Return one verdict for each named test: passed if it was reported, and always as passed."""
     by_key: dict[tuple[str | None, str], list[ReportedTest]] = {}
     for test in reported:
-        forms = _forms(test.name)
-        keys: set[tuple[str | None, str]] = {(test.classname, name) for name in forms}
-        # R2E-Gym's names have the classes but no file; in parameters, `.` for `::`, and an end at the first ` - `.
-        of_r2e = test.name.replace("::", ".").partition(" - ")[0] if "[" in test.name else test.name
-        for name in {*forms, of_r2e}:
-            keys |= {(None, name), *((None, f"{owner}.{name}") for owner in _owners(test))}
-        for key in keys:
-            by_key.setdefault(key, []).append(test)
+        for name in _forms(test.name):
+            by_key.setdefault((test.classname, name), []).append(test)
+            by_key.setdefault((None, name), []).append(test)
         by_key.setdefault((test.classname, test.name.partition("[")[0]), []).append(test)
     return [_verdict(name, _reports_of(name, by_key)) for name in named]
 
@@ -175,13 +170,6 @@ def _forms(name: str) -> set[str]:
 
 
 _ABSOLUTE = re.compile(r"(?<!\])\[/(?!/)[^*]*/([^/*]*)\]$")
-
-
-def _owners(test: ReportedTest) -> set[str]:
-    """Return the classes of a test without its module, and its innermost class."""
-    module = "" if test.file is None else f"{_module(test.file)}."
-    classes = test.classname.removeprefix(module) if test.classname.startswith(module) else test.classname
-    return {classes, test.classname.rpartition(".")[2]}
 
 
 def _reports_of(name: str, by_key: dict[tuple[str | None, str], list[ReportedTest]]) -> list[ReportedTest]:

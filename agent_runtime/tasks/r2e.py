@@ -52,7 +52,7 @@ def task_of(instance: Mapping[str, Any]) -> Task:
     checked.refuse()
     key = hashlib.sha256(f"{commit}\n{expected}".encode()).hexdigest()
     seal = f"python - seal {key} <<'END-OF-PROGRAM'\n{_PROGRAM}\nEND-OF-PROGRAM"
-    opened = f"python {_PROGRAM_FILE.path} open {shlex.quote(key)} && bash run_tests.sh"
+    opened = f"python {_PROGRAM_FILE.path} open {shlex.quote(key)} && {repository.reported('summary run_tests.sh')}"
     hidden = repository.hidden_files(repository.PREPARED, "", (), repository.patched_paths(patch))
     return repository.task_of_patch(
         name=checked.optional("instance_id") or f"{repo}-{commit}",
@@ -61,10 +61,11 @@ def task_of(instance: Mapping[str, Any]) -> Task:
         setup=[seal, repository.scrub_history(*before, "HEAD")],
         patch=patch,
         verifier={
-            "kind": "pytest",
+            "kind": "junit",
+            "report": repository.REPORT,
             "commands": [f"{repository.APPLY_PATCH} && {opened}"],
             "tests": tests,
-            "files": [*hidden, _PROGRAM_FILE],
+            "files": [*hidden, _PROGRAM_FILE, repository.REPORT_TESTS],
         },
         timeouts=TIMEOUTS,
         sandbox={
@@ -76,9 +77,7 @@ def task_of(instance: Mapping[str, Any]) -> Task:
 
 
 def _tests(checked: Checked, expected: str) -> list[str]:
-    """Return the tests that pass with the fix, as pytest's summary names them: `test` or `Class.test`, without the
-    file.
-    """
+    """Return the tests that pass with the fix, as `report_tests.py summary` names them."""
     field = "expected_output_json"
     if not expected:
         return []

@@ -20,6 +20,11 @@ from rollout_api.tasks import Task, Timeouts
 PATCH_FOLDER = ".rollout-patch"
 PATCH = f"{PATCH_FOLDER}/model.patch"
 TESTS_FOLDER = ".rollout-tests"
+REPORT = f"{TESTS_FOLDER}/report.xml"
+REPORT_TESTS = TaskFile(
+    path=f"{TESTS_FOLDER}/report_tests.py",
+    content=resources.files("agent_runtime.tasks.in_sandbox").joinpath("report_tests.py").read_text("utf-8"),
+)
 PREPARED = "refs/rollout/prepared"
 """The tree of the prepared working tree. In some images it differs from `base_commit`, because the environment required
 changes.
@@ -44,6 +49,11 @@ export HOME="$(mktemp -d)" GIT_CONFIG_NOSYSTEM=1
 git config --global --add safe.directory '*'
 """
 """git with its own configuration: no setting of the image or the agent affects it."""
+
+
+def reported(runner: str) -> str:
+    """Return the command that runs tests by a runner of REPORT_TESTS, with its arguments, and writes REPORT."""
+    return f"python {REPORT_TESTS.path} {REPORT} {runner}"
 
 
 def scrub_history(*base: str) -> str:

@@ -7,7 +7,6 @@ repository in /testbed. Resolved means that all of FAIL_TO_PASS and PASS_TO_PASS
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Json, StringConstraints, Tag, ValidationError
@@ -17,7 +16,6 @@ from agent_runtime.tasks.instance import Checked, Instance, read_instances
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks
 from rollout_api.base import ShortText, TaskName
-from rollout_api.files import TaskFile
 from rollout_api.sandbox import EnvVar
 from rollout_api.tasks import Task, Timeouts, UnpassedResult
 
@@ -105,11 +103,6 @@ TEST_COMMAND: Final = "pytest -rA -p no:cacheprovider"
 TIMEOUTS: Final = Timeouts(agent_seconds=3600, setup_seconds=1800, verifier_seconds=1800)
 """The verifier's limit is the harness's own default for one test run."""
 
-REPORT: Final = f"{repository.TESTS_FOLDER}/report.xml"
-_REPORT_TESTS: Final = TaskFile(
-    path=f"{repository.TESTS_FOLDER}/report_tests.py",
-    content=resources.files("agent_runtime.tasks.in_sandbox").joinpath("report_tests.py").read_text("utf-8"),
-)
 _WITHOUT_PARALLEL: Final = frozenset({"1.7", "1.8", "1.9"})
 """Versions of Django for which SWE-bench's harness passes neither settings nor `--parallel`."""
 
@@ -155,7 +148,7 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
     files, patched = files_of(tests), repository.patched_paths(test_patch)
     verifier = runner_of(repo, command, files, patched, version)
     hidden = repository.hidden_files(base, test_patch, {*files, *patched}, repository.patched_paths(patch))
-    reporter = [_REPORT_TESTS] if verifier["kind"] == "junit" else []
+    reporter = [repository.REPORT_TESTS] if verifier["kind"] == "junit" else []
     image = image_of(instance, name, image_template)
     return repository.task_of_patch(
         name=name,
@@ -197,8 +190,8 @@ def runner_of(repo: str, command: str, files: Sequence[str], patched: Sequence[s
 
 
 def _reported(environment: str, runner: str, targets: Sequence[str]) -> dict[str, Any]:
-    command = " ".join([f"{environment} python {_REPORT_TESTS.path} {REPORT} {runner}", *map(shlex.quote, targets)])
-    return {"kind": "junit", "report": REPORT, "commands": [f"{repository.APPLY_PATCH} && {command}"]}
+    command = " ".join([f"{environment} {repository.reported(runner)}", *map(shlex.quote, targets)])
+    return {"kind": "junit", "report": repository.REPORT, "commands": [f"{repository.APPLY_PATCH} && {command}"]}
 
 
 def files_of(tests: Sequence[str]) -> list[str]:

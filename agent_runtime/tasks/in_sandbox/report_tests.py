@@ -1,15 +1,19 @@
-"""`report_tests.py REPORT RUNNER ARGUMENT…`: run the tests of a repository that does not use pytest, and report each.
+"""`report_tests.py REPORT RUNNER ARGUMENT…`: run the tests of a repository, and report each in JUnit's format.
 
 `unittest SCRIPT …` runs a script that uses unittest's text runner, such as Django's `runtests.py`; `sympy FILE …` runs
-SymPy's own runner. The report is in JUnit's format. A unittest test is reported under both of its names, `test_a
-(module.Case)` and its description, because SWE-bench's lists have either of them.
+SymPy's own runner. A unittest test is reported under both of its names, `test_a (module.Case)` and its description,
+because SWE-bench's lists have either of them. `summary SCRIPT …` runs a shell script and reads the summary that it
+prints as `pytest -rA` does. R2E-Gym defines its results by that: some of its scripts do not use pytest.
 """
 # ruff: noqa: UP031 (the oldest images of SWE-bench have Python 3.5)
 
 import importlib
 import os
+import re
 import runpy
+import subprocess
 import sys
+import tempfile
 import unittest
 from typing import Any
 from xml.sax.saxutils import quoteattr
@@ -99,9 +103,26 @@ def run_sympy(arguments: "list[str]") -> None:
     runtests.test(*arguments, verbose=True, colors=False)
 
 
+def run_summary(arguments: "list[str]") -> None:
+    """Run a shell script, and report the tests of its summary without their files: `test` or `Class.test`."""
+    # Not a pipe: a process that the tests leave behind would keep it open.
+    with tempfile.TemporaryFile() as output:
+        ended = subprocess.call(["bash"] + arguments, stdout=output, stderr=subprocess.STDOUT)  # noqa: RUF005
+        output.seek(0)
+        printed = output.read()
+    sys.stdout.buffer.write(printed)
+    text = re.sub("\x1b\\[[0-9;]*m", "", printed.decode("utf-8", "replace"))
+    # Tests may print such a header too; what they print precedes the summary.
+    for line in text.rpartition("short test summary info")[2].split("\n"):
+        status, _, test = line.strip().partition(" ")
+        if status in ("PASSED", "FAILED", "ERROR") and "::" in test:
+            report([".".join(test.split("::")[1:]).partition(" - ")[0]], status == "PASSED")
+    sys.exit(ended)
+
+
 if __name__ == "__main__":
     target, runner = sys.argv[1:3]
     try:
-        {"unittest": run_unittest, "sympy": run_sympy}[runner](sys.argv[3:])
+        {"unittest": run_unittest, "sympy": run_sympy, "summary": run_summary}[runner](sys.argv[3:])
     finally:
         write(target)

@@ -292,6 +292,32 @@ async def test_image_with_its_tests_hides_them_and_grades_by_them(folder: Path) 
     assert [line for line in seen.splitlines() if line.startswith("+") and line[1:2] != "+"] == ["+base", "+first"]
 
 
+SUMMARIZING = """
+import io, unittest
+
+class Case(unittest.TestCase):
+    def test_add(self):
+        from calculator import add
+        self.assertEqual(add(2, 3), 5)
+
+result = unittest.TextTestRunner(stream=io.StringIO()).run(unittest.defaultTestLoader.loadTestsFromTestCase(Case))
+print("= short test summary info =")
+print("PASSED" if result.wasSuccessful() else "FAILED", "r2e_tests/runner.py::Case::test_add")
+"""
+
+
+async def test_image_whose_script_does_not_use_pytest_is_graded_by_its_summary(folder: Path) -> None:
+    instance = make_r2e(folder / "repository")
+    (folder / "repository" / "r2e_tests" / "runner.py").write_text(SUMMARIZING)
+    (folder / "repository" / "run_tests.sh").write_text("PYTHONPATH=. .venv/bin/python r2e_tests/runner.py\n")
+    instance["expected_output_json"] = json.dumps({"Case.test_add": "PASSED"})
+    attempts = {FIXES: 1, "true": 0}
+    results = await run(folder, instance, *attempts, form="R2E")
+    assert [(result.outcome.value, result.reward) for result in results] == [
+        ("Completed", reward) for reward in attempts.values()
+    ]
+
+
 async def test_image_of_another_kind_is_an_infrastructure_failure_without_a_reward(folder: Path) -> None:
     instance = make_r2e(folder / "repository")
     (folder / "repository" / "run_tests.sh").unlink()
