@@ -38,10 +38,13 @@ AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_leng
 UserName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$", max_length=256)]
 
 
+VariableName = Annotated[str, StringConstraints(pattern=r"^[-._A-Za-z][-._A-Za-z0-9]*$", max_length=256)]
+
+
 class EnvVar(ApiModel):
     """One environment variable."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[-._A-Za-z][-._A-Za-z0-9]*$", max_length=256)]
+    name: VariableName
     """Name of the variable."""
     value: Annotated[str, StringConstraints(max_length=32_768)] = ""
     """Its literal value."""

@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from rollout_api.base import ApiModel, Command, Path, Seconds, ShortText, TaskName, distinct, exactly_one
 from rollout_api.environments import ENVIRONMENT_PROMPT, RunIn, TaskEnvironment
 from rollout_api.files import TASK_FILES, Dockerfile, TaskFile, without_parents
-from rollout_api.sandbox import EnvVar, SandboxOverrides, UserName
+from rollout_api.sandbox import EnvVar, SandboxOverrides, UserName, VariableName
 from rollout_api.services import MOST_SERVICES, TaskService, Volumes, mountable, services_problem
 
 INLINE_TASKS_BYTES = 200 * 1024
@@ -281,6 +281,10 @@ class TaskSource(ApiModel):
     """Use only rows whose column has one of the values; `*`, `?` and `[…]` match as in file names."""
     shuffle_seed: Annotated[int, Field(ge=0, le=2**53)] | None = None
     """Seed of a shuffled order; the order of the source when left out."""
+    variables: Annotated[list[VariableName], Field(max_length=64)] = []
+    """Environment variables of `rolloutctl` or of the runner that files of task folders may use, as `${NAME}`. Their agents
+    and verifiers may read the values.
+    """
     skip_unusable: bool = False
     """Leave out tasks that cannot be used, with a warning, instead of refusing the job. They do not count for `limit`."""
 

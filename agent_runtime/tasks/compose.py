@@ -18,12 +18,12 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from agent_runtime.tasks.folders import Folder, Notes
+from agent_runtime.tasks.folders import Folder, Notes, variable_missing
 from agent_runtime.tasks.images import job_dockerfile
+from agent_runtime.tasks.place import SourcePlace
 from rollout_api.files import Dockerfile, TaskFile
 from rollout_api.sandbox import EnvVar
 from rollout_api.services import HealthCheck, ServiceState, TaskService
-from rollout_api.tasks import Dockerfiles
 
 PROJECT: Final = "task"
 """Value of COMPOSE_PROJECT_NAME, which Compose sets itself."""
@@ -115,12 +115,9 @@ class ComposeReader:
     """The file's path in the folder."""
     own: str
     """Name of the service in which the agent works."""
-    environ: Mapping[str, str] = field(repr=False)
-    """Variables for `${NAME}`: the environment in which the job runs."""
+    place: SourcePlace
     variables: Mapping[str, str]
-    """Further ones, which the benchmark sets."""
-    dockerfiles: Dockerfiles | None
-    """How the job builds Dockerfiles; None if it uses images."""
+    """Variables for `${NAME}` that the benchmark sets."""
     build_seconds: float
     has_any_name: bool = False
     """Whether a single service is the agent's own, whatever its name."""
@@ -164,7 +161,7 @@ class ComposeReader:
         if self.has_any_name and len(services) == 1:
             self.own = next(iter(services))
         own = services.pop(self.own, {})
-        if services and self.dockerfiles is None:
+        if services and self.place.dockerfiles is None:
             self.refuse(
                 f"needs {', '.join(sorted(services))} in addition to {self.own}, which needs tasks.dockerfiles: "
                 "services are built as layers over the task's base image"
@@ -256,16 +253,14 @@ class ComposeReader:
         if has:
             return value or ""
         if operator.endswith("?"):
-            self.refuse(f"needs the environment variable {name}, which is not set; set it")
+            self.refuse(variable_missing(name))
         return self.filled_text(word) if operator.endswith("-") else ""
 
     def variable(self, name: str) -> str | None:
         """Return a variable of the benchmark, or of the environment in which the job runs; None if it is not set."""
         if name in self.variables:
             return self.variables[name]
-        value = self.environ.get(name)
-        if value is not None:
-            self.notes.report_variable(self.file, name)
+        if (value := self.notes.variable(self.file, self.place, name)) is not None:
             return value
         for values in (self.env_file, self.earlier):
             if (value := values.get(name)) is not None:
@@ -287,7 +282,7 @@ class ComposeReader:
                 )
 
     def own_dockerfile(self, own: Mapping[str, Any]) -> Dockerfile | None:
-        if self.dockerfiles is None:
+        if self.place.dockerfiles is None:
             return None
         if own.get("build"):
             return self.dockerfile(self.own, own)
@@ -385,12 +380,12 @@ class ComposeReader:
                 target=target,
                 seconds=math.ceil(self.build_seconds),
             )
-        assert self.dockerfiles is not None  # checked before any service is read
+        assert self.place.dockerfiles is not None  # checked before any service is read
         written = str(build.get("dockerfile") or "Dockerfile")
         found = job_dockerfile(
             self.folder,
             self.notes,
-            self.dockerfiles,
+            self.place.dockerfiles,
             context=context,
             seconds=self.build_seconds,
             name=written,

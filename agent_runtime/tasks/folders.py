@@ -106,6 +106,15 @@ class Build:
     """Time limit of the build."""
 
 
+LIST_VARIABLE = "list it in tasks.from.variables, and set it where the job runs"
+"""What to do about a variable that a task lacks."""
+
+
+def variable_missing(name: str) -> str:
+    """Return the message for a variable that a task cannot do without."""
+    return f"needs the environment variable {name}; {LIST_VARIABLE}"
+
+
 @dataclass
 class Notes:
     """Problems of one folder, unsupported settings, and the images that it needs."""
@@ -118,6 +127,16 @@ class Notes:
     contexts: list[str] = field(default_factory=list)
     """Folders that are build contexts of this job."""
 
+    def variable(self, file: str, place: SourcePlace, name: str) -> str | None:
+        """Return a variable of the environment in which the job runs, for a task's file. It may be a key, which others'
+        tasks could read, so the job's author lists those that its tasks may have.
+        """
+        if name in place.source.variables:
+            return place.environ.get(name)
+        if name in place.environ:
+            self.report(file, f"does not get the environment variable {name}: tasks.from.variables does not list it")
+        return None
+
     def refuse(self, file: str, message: str, line: int | None = None) -> None:
         """Record that the task cannot be used."""
         self.problems.append(TaskProblem(f"{self.where}/{file}", line, message))
@@ -126,10 +145,6 @@ class Notes:
         """Refuse a script that no shell can run."""
         if folder.read(file).split(b"\n", 1)[0].endswith(b"\r"):
             self.refuse(file, "has Windows line ends, so no shell can run it; convert it, for example with dos2unix")
-
-    def report_variable(self, file: str, name: str) -> None:
-        """Record that the task has a variable of the environment in which the job runs: it may be a key."""
-        self.report(file, f"has the environment variable {name} of rolloutctl or of the runner; the agent may read it")
 
     def report(self, file: str, message: str, line: int | None = None) -> None:
         """Record a warning about a setting that has no effect."""

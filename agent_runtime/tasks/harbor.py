@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from agent_runtime.tasks.compose import Compose, ComposeReader
-from agent_runtime.tasks.folders import Folder, FolderFormat, Notes
+from agent_runtime.tasks.folders import Folder, FolderFormat, Notes, variable_missing
 from agent_runtime.tasks.harbor_keys import handling_of, leaves, line_of
 from agent_runtime.tasks.images import built_image, dockerfile_facts, job_dockerfile
 from agent_runtime.tasks.place import SourcePlace
@@ -101,9 +101,7 @@ class _Reader:
         self.report_unsupported_files()
         seconds = self.value("environment.build_timeout_sec", int, float) or BUILD_SECONDS
         variables = {"CONTEXT_DIR": "."}
-        compose = ComposeReader(
-            self.folder, self.notes, COMPOSE, MAIN, self.place.environ, variables, self.place.dockerfiles, seconds
-        ).read()
+        compose = ComposeReader(self.folder, self.notes, COMPOSE, MAIN, self.place, variables, seconds).read()
         if compose.dockerfile is not None:
             self.dockerfile = dockerfile_facts(compose.dockerfile.text)
         self.working_dir = self.value("environment.workdir", str) or compose.working_dir
@@ -201,15 +199,13 @@ class _Reader:
         return math.ceil(float(value))
 
     def env(self, path: str) -> list[EnvVar]:
-        """Return variables with `${NAME}` and `${NAME:-default}` filled in from this process's environment."""
+        """Return variables with `${NAME}` and `${NAME:-default}` filled in."""
 
         def filled(match: re.Match[str]) -> str:
-            found = self.place.environ.get(match[1], match[2])
-            if found is None:
-                self.refuse(path, f"needs the environment variable {match[1]}, which is not set; set it")
-            elif path == "environment.env" and match[1] in self.place.environ:
-                self.notes.report_variable(CONFIG, match[1])
-            return found or ""
+            found = self.notes.variable(CONFIG, self.place, match[1])
+            if found is None and match[2] is None:
+                self.refuse(path, variable_missing(match[1]))
+            return found or match[2] or ""
 
         return [EnvVar(name=name, value=_VARIABLE.sub(filled, str(value))) for name, value in self.table(path).items()]
 

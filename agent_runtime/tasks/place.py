@@ -27,7 +27,7 @@ class SourcePlace:
     base_dir: Path
     """Base of a relative `uri`: the manifest's folder."""
     environ: Mapping[str, str] = field(repr=False)
-    """Credentials of object storage."""
+    """The environment in which the job runs, with the credentials of object storage."""
     image_template: str | None = None
     """`tasks.imageTemplate`."""
     dockerfiles: Dockerfiles | None = None

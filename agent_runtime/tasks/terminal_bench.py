@@ -82,9 +82,7 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
         notes.refuse("run-tests.sh", "is missing; it grades the task")
     for script in {"run-tests.sh", "solution.sh"} & folder.files.keys():
         notes.check_script(folder, script)
-    compose = ComposeReader(
-        folder, notes, COMPOSE, CLIENT, place.environ, VARIABLES, place.dockerfiles, BUILD_SECONDS, has_any_name=True
-    ).read()
+    compose = ComposeReader(folder, notes, COMPOSE, CLIENT, place, VARIABLES, BUILD_SECONDS, has_any_name=True).read()
     working_dir = compose.working_dir
     dockerfile = compose.dockerfile
     if dockerfile is None and place.dockerfiles is not None:

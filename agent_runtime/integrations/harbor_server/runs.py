@@ -34,6 +34,7 @@ from agent_runtime.recording.job_record import output_uri
 from agent_runtime.recording.store import StorageUnavailable
 from agent_runtime.sandboxes.images.store import place_of
 from agent_runtime.tasks import TaskSourceError, load_tasks
+from agent_runtime.tasks.folders import LIST_VARIABLE
 from rollout_api.records import FailedRecord, Result
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task, TaskFormat, Tasks, TaskSource
@@ -249,12 +250,13 @@ class Runs:
 
     def _loaded(self, folder: Path, request: RunRequest, image_template: str | None) -> tuple[Task, list[str]]:
         place = f"{folder.resolve()}/"
-        source = TaskSource(uri=place, format=TaskFormat.HARBOR)
         given = {name: str(value) for name, value in request.environment_overrides.items()}
+        source = TaskSource(uri=place, format=TaskFormat.HARBOR).model_copy(update={"variables": list(given)})
         try:
             loaded = load_tasks(Tasks(from_=source, image_template=image_template), folder, given)
         except TaskSourceError as error:
-            raise RunRefused(str(error).replace(place, "")) from error
+            problems = str(error).replace(place, "").replace(LIST_VARIABLE, "send it in environment_overrides")
+            raise RunRefused(problems) from error
         if len(loaded.tasks) != 1:
             raise BadArchive(f"the archive has {len(loaded.tasks)} tasks, expected one folder with a task.toml")
         return loaded.tasks[0], [str(warning).replace(place, "") for warning in loaded.warnings]

@@ -116,7 +116,7 @@ async def test_hostile_archive_writes_and_reads_nothing_outside(
     }
     monkeypatch.setenv("SERVERS_SECRET", "s3cret")
     leaking = hello_world(tmp_path / "leaking", '\n[environment.env]\nX = "${SERVERS_SECRET}"\n')
-    hostile["SERVERS_SECRET, which is not set"] = pack(leaking)
+    hostile["SERVERS_SECRET; send it in environment_overrides"] = pack(leaking)
     reading = hello_world(tmp_path / "reading", f'docker_image = "{tmp_path}"\n')
     hostile["is a path of the server"] = pack(reading)
     async with harbor_server(tmp_path / "server", ORACLE) as (url, _):

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,13 +67,15 @@ FILES: dict[str, str | bytes] = {
 }
 
 
-def load(folder: Path, form: str = "TerminalBench", environ: dict[str, str] | None = None) -> LoadedTasks:
-    source: dict[str, Any] = {"from": {"uri": str(folder), "format": form}, "dockerfiles": {}}
-    return load_tasks(Tasks.model_validate(source), folder, environ or {})
+def load(
+    folder: Path, form: str = "TerminalBench", environ: dict[str, str] | None = None, variables: tuple[str, ...] = ()
+) -> LoadedTasks:
+    source = {"uri": str(folder), "format": form, "variables": list(variables)}
+    return load_tasks(Tasks.model_validate({"from": source, "dockerfiles": {}}), folder, environ or {})
 
 
 def task(folder: Path, **environ: str) -> tuple[Task, str]:
-    loaded = load(terminal_bench(folder / "t", **FILES), environ=environ)
+    loaded = load(terminal_bench(folder / "t", **FILES), environ=environ, variables=tuple(environ))
     return loaded.tasks[0], "\n".join(map(str, loaded.warnings))
 
 
@@ -138,7 +139,7 @@ services:
 """
     lines = "I=1 # comment\nJ='$HOST' # no variable\nK=\"a\\n${HOST}\"\nL=$HOST\nHOST\nGONE\nM=a#b\nN: n:1 # comment\n"
     folder = terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose, "db.env": lines})
-    loaded = load(folder, environ={"HOST": "host", "UNUSED": "key"})
+    loaded = load(folder, environ={"HOST": "host", "I": "key"}, variables=("HOST",))
     (db,) = loaded.tasks[0].services
     assert (db.user, db.args) == ("33:33", ["run", "on", "1:30", "true", "1000"])
     assert {variable.name: variable.value for variable in db.env} == {
@@ -158,18 +159,26 @@ services:
         "M": "a#b",
         "N": "n:1",
     }
-    told = "\n".join(map(str, loaded.warnings))
-    assert "has the environment variable HOST of rolloutctl or of the runner; the agent may read it" in told
-    assert "UNUSED" not in told
+    assert "environment variable" not in "\n".join(map(str, loaded.warnings))
 
 
-def test_variables_of_the_runner_in_the_agents_environment_are_reported(tmp_path: Path) -> None:
-    terminal_bench(tmp_path / "t", **{"docker-compose.yaml": "services: {client: {build: ., environment: [API_KEY]}}"})
-    hello_world(tmp_path / "h", 'env = { KEY = "${API_KEY}", ROOT = "${ROOT_FOLDER:-/}" }\n')
+def test_task_has_only_those_variables_of_the_runner_that_the_job_lists(tmp_path: Path) -> None:
+    lines = "environment: [API_KEY, 'TOKEN=$API_KEY', 'A=${API_KEY:-none}', 'B=${API_KEY+set}'], env_file: [own.env]"
+    compose = {"docker-compose.yaml": f"services: {{client: {{build: ., {lines}}}}}", "own.env": "API_KEY\nC=$API_KEY"}
+    terminal_bench(tmp_path / "t", **compose)
+    hello_world(tmp_path / "h", 'env = { KEY = "${API_KEY:-none}", ROOT = "${ROOT_FOLDER:-/}" }\n')
     for folder, form in (("t", "TerminalBench"), ("h", "Harbor")):
-        told = "\n".join(map(str, load(tmp_path / folder, form, {"API_KEY": "secret"}).warnings))
-        assert told.count("has the environment variable API_KEY") == 1
-        assert "secret" not in told
+        loaded = load(tmp_path / folder, form, {"API_KEY": "secret"})
+        told = "\n".join(map(str, loaded.warnings))
+        assert "secret" not in told + loaded.tasks[0].model_dump_json()
+        assert "does not get the environment variable API_KEY: tasks.from.variables does not list it" in told
+        loaded = load(tmp_path / folder, form, {"API_KEY": "secret"}, ("API_KEY",))
+        assert "secret" in loaded.tasks[0].model_dump_json()
+    hello_world(tmp_path / "h", 'env = { KEY = "${API_KEY}" }\n')
+    with pytest.raises(
+        TaskSourceError, match=r"needs the environment variable API_KEY; list it in tasks\.from\.variables"
+    ):
+        load(tmp_path / "h", "Harbor", {"API_KEY": "secret"})
 
 
 @pytest.mark.parametrize("form", ["TerminalBench", "Harbor"])
@@ -222,7 +231,7 @@ services:
   web: {image: x, command: serve, networks: {default: {aliases: ["web-${COMPOSE_PROJECT_NAME}"]}}}
 """
     folder = terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose, ".env": "A=file\nB=file\n"})
-    (found,) = load(folder, environ={"B": "environment"}).tasks
+    (found,) = load(folder, environ={"A": "no", "B": "environment"}, variables=("B",)).tasks
     assert {variable.name: variable.value for variable in found.sandbox.env} == {
         "A": "file",
         "B": "environment",

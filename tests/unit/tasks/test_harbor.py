@@ -69,7 +69,7 @@ def test_settings_of_a_task_become_ours(tmp_path: Path) -> None:
         "[environment]\ndocker_image = 'i:1'\ncpus = 2\nmemory = '2G'\nstorage_mb = 100\nworkdir = '/w'\n"
         "allow_internet = false\n[environment.healthcheck]\ncommand = 'true'\n",
     )
-    task = one(folder, {"KEY": "secret"})
+    (task,) = load(folder, {"KEY": "secret"}, variables=["KEY"]).tasks
     sandbox, verifier = task.sandbox, task.verifier
     assert verifier is not None
     assert (task.timeouts.agent_seconds, task.timeouts.verifier_seconds) == (91, 30)
@@ -79,7 +79,7 @@ def test_settings_of_a_task_become_ours(tmp_path: Path) -> None:
     assert {variable.name: variable.value for variable in verifier.env} == {"K": "secret", "D": "d"}
     assert verifier.mode is VerifierMode.SHARED
     assert "timeout 30 sh -c true" in task.setup[-1]
-    assert "needs the environment variable KEY, which is not set" in refused(folder)
+    assert "needs the environment variable KEY; list it in tasks.from.variables" in refused(folder)
 
 
 NETWORKS = {
