@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from agent_runtime.extensions import Registry
 from agent_runtime.recording.store import local_folder
 from agent_runtime.sandboxes.base import SandboxFailure, SandboxProvider
+from agent_runtime.sandboxes.images.store import ImageStore
 from agent_runtime.sandboxes.local.provider import LocalProvider
 from agent_runtime.tasks.place import SourcePlace
 from rollout_api.rollout_job import RolloutJobSpec
@@ -45,7 +47,8 @@ def open_provider(
         output = local_path(job.output.uri, base_dir)
         tasks = SourcePlace(job.tasks.from_, base_dir, {}).local_path if job.tasks.from_ else None
         hidden = [path for path in (output, tasks, *private) if path is not None and path.exists()]
-        return LocalProvider(run_dir, job.sandbox, places=places, private=hidden, base_dir=base_dir)
+        images = image_store(job, base_dir)
+        return LocalProvider(run_dir, job.sandbox, places=places, private=hidden, base_dir=base_dir, images=images)
     if wanted is Provider.CLUSTER:
         raise SandboxFailure(
             "ProviderUnavailable",
@@ -55,6 +58,21 @@ def open_provider(
         )
     provider: SandboxProvider = registry.find(wanted.value)(run_dir, job.sandbox, places=places, base_dir=base_dir)
     return provider
+
+
+def image_store(job: RolloutJobSpec, base_dir: Path) -> ImageStore:
+    """Return the store of a job's images. Only the job's author may name a plain folder of this machine as an image."""
+    return ImageStore(base_dir, may_be_folder=partial(_is_of_author, job))
+
+
+def _is_of_author(job: RolloutJobSpec, image: str) -> bool:
+    """Whether the job's author has named an image, and not a data set, which may be of others."""
+    tasks = job.tasks
+    if tasks.from_ is None or image == job.sandbox.image:
+        return True
+    bases = tasks.dockerfiles.bases.values() if tasks.dockerfiles else ()
+    beginnings = ((tasks.image_template or "").partition("{")[0], *bases)
+    return ".." not in image and any(beginning and image.startswith(beginning) for beginning in beginnings)
 
 
 def local_path(uri: str, base_dir: Path) -> Path | None:

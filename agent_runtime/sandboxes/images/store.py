@@ -97,12 +97,19 @@ class ImageStore:
 
     base_dir: Path
     folder: Path = field(default_factory=default_store)
+    may_be_folder: Callable[[str], bool] = lambda reference: True
+    """Whether this image may be a plain folder, all of which workspaces can read."""
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def unpack(self, reference: str) -> UnpackedImage:
         """Return the image's unpacked layers; blocks until they are unpacked. Raises ImageError with a remedy."""
         place = self._place(reference)
         if _is_root(place.path):
+            if not self.may_be_folder(reference):
+                raise ImageError(
+                    f"image {reference}: is a folder of this machine, which a task of tasks.from may not name; name it in "
+                    "sandbox.image, tasks.imageTemplate or tasks.dockerfiles.bases, or make an archive of it"
+                )
             return UnpackedImage(reference, None, [place.path.resolve()], NO_CONFIG)
         with open_files(place.path) as files:
             image = read_image(files, place.name)
