@@ -106,7 +106,9 @@ async def test_a_resting_workspace_has_no_processes_and_many_awake_at_once(start
         for name in names:
             client.workspace = name
             assert await at_rest(executor, client)
-        assert inits(executor) <= 10, "these are spares"
+        async with asyncio.timeout(60):
+            while inits(executor) > 10:  # these are spares  # noqa: ASYNC110 the ends of processes have no event
+                await asyncio.sleep(0.05)
 
         async def name_of(workspace: str) -> str:
             return str((await client.call("GET", f"/workspaces/{workspace}/files?path=/name")).body.decode().strip())
