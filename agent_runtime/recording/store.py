@@ -15,11 +15,12 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Final, Literal, TypeVar
+from typing import IO, Any, Final, Literal, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -455,17 +456,49 @@ class _Pauses:
         self.pause = min(self.pause * 2, _LONGEST_PAUSE_SECONDS)
 
 
-def write_spool(spool: tempfile.SpooledTemporaryFile[bytes], data: bytes) -> None:
-    """Append to an object that waits for storage, on this machine's disk from `PART_BYTES` on. Raises SpoolFull."""
+class DiskCache(Protocol):
+    """What this process keeps beside its spools, in the same folder, and can read again."""
+
+    def release(self) -> None:
+        """Remove it, as far as nobody reads it."""
+
+
+disk_caches = weakref.WeakSet[DiskCache]()
+
+
+def write_spool(spool: tempfile.SpooledTemporaryFile[bytes], data: bytes, *, is_cache: bool = False) -> None:
+    """Append to an object that waits for storage, on this machine's disk from `PART_BYTES` on. Raises SpoolFull.
+
+    Caches make room for it, if it `is_cache` itself no others.
+    """
     size = spool.tell() + len(data)
+    is_short = _is_short(size)
+    if is_short and not is_cache:
+        for cache in disk_caches:
+            cache.release()
+        is_short = _is_short(size)
+    if is_short:
+        disk = shutil.disk_usage(tempfile.gettempdir())
+        raise SpoolFull(size, disk.total, f"only {disk.free} are free")
+    with spool_errors(size):
+        spool.write(data)
+
+
+def _is_short(size: int) -> bool:
+    """Whether the spools' disk has too little space for an object to reach this size."""
     disk = shutil.disk_usage(tempfile.gettempdir())
     # Some in-memory file systems report a size of 0.
-    if disk.total and size > PART_BYTES and disk.free - PART_BYTES < SPARED_FRACTION * disk.total:
-        raise SpoolFull(size, disk.total, f"only {disk.free} are free")
+    return disk.total > 0 and size > PART_BYTES and disk.free - PART_BYTES < SPARED_FRACTION * disk.total
+
+
+@contextlib.contextmanager
+def spool_errors(size: int) -> Iterator[None]:
+    """Convert errors of the disk, for an object of this size, into SpoolFull."""
     try:
-        spool.write(data)
+        yield
     except OSError as error:
-        raise SpoolFull(size, disk.total, f"more cannot be written ({error})") from error
+        total = shutil.disk_usage(tempfile.gettempdir()).total
+        raise SpoolFull(size, total, f"more cannot be written ({error})") from error
 
 
 def classified(where: str, error: Exception, *, on_disk: bool) -> StorageError:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from obstore.store import MemoryStore
 
 from agent_runtime.engine.attempt import grading
 from agent_runtime.engine.attempt.attribution import Action, Phase, Situation, attribute
+from agent_runtime.recording.downloads import Downloads
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import SpoolFull, Store
 from agent_runtime.sandboxes.base import Workspace
@@ -56,6 +58,32 @@ async def test_artifacts_without_room_count_only_if_they_fill_the_disk_themselve
         await store.create_stream("artifacts", large())
     assert attribute(refused.value, Situation(Phase.COLLECTING, answered=True, exposed=True)).action is action
     assert await store.list("") == []
+
+
+async def test_downloads_make_room_for_artifacts(tmp_path: Path, small_temporary_folder: Path) -> None:
+    async def large() -> AsyncIterator[bytes]:
+        for _ in range(15):
+            yield bytes(1_000_000)
+
+    remote = Store("memory:", MemoryStore())
+    downloads = Downloads(remote)
+    for number in range(6):
+        await remote.put(f"layer-{number}", bytes(12_000_000))
+        assert len(b"".join([piece async for piece in downloads.stream(f"layer-{number}")])) == 12_000_000
+    stored = await Store.open(str(tmp_path / "out"), {}).create_stream("artifacts", large())
+    assert stored.bytes == 15_000_000
+
+
+@pytest.mark.parametrize("options", ["size=40m", "size=40m,nr_inodes=1"])
+async def test_downloads_are_read_from_storage_if_the_temporary_folder_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str
+) -> None:
+    remote = Store("memory:", MemoryStore())
+    await remote.put("layer", b"x" * 3000)
+    with temporary_folder(tmp_path, monkeypatch, options) as folder:
+        with contextlib.suppress(OSError):
+            (folder / "others").write_bytes(bytes(50_000_000))
+        assert b"".join([piece async for piece in Downloads(remote).stream("layer")]) == b"x" * 3000
 
 
 async def test_artifacts_are_stored_through_a_temporary_folder_without_a_size(

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from obstore.store import MemoryStore
 
+from agent_runtime.recording import downloads as downloads_module
 from agent_runtime.recording.downloads import Downloads
 from agent_runtime.recording.store import StorageError, Store
 
@@ -53,6 +54,17 @@ async def test_the_objects_needed_longest_ago_are_forgotten() -> None:
     for key in "abacba":
         assert await read(downloads, key) == key.encode() * 400
     assert store.reads == ["a", "b", "c", "b", "a"]
+
+
+async def test_few_objects_are_kept_because_each_has_an_open_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads_module, "MOST_KEPT", 2)
+    store = CountingStore()
+    for key in "abc":
+        await store.put(key, b"")
+    downloads = Downloads(store)
+    for key in "abcba":
+        await read(downloads, key)
+    assert store.reads == ["a", "b", "c", "a"]
 
 
 async def test_an_object_that_is_too_large_to_be_kept_is_read_from_storage() -> None:
