@@ -98,7 +98,8 @@ async def grade(
         verdict = await grading.run()
     except WorkspaceLimit as limit:
         verdict = grading.failed(f"the grading was ended: {limit.message}")
-    is_outside = (task.verifier.report or "").startswith("/")
+    report = posixpath.join(workspace.working_dir, task.verifier.report or "")
+    is_outside = task.verifier.report is not None and not any(is_below(report, place) for place in grading.places)
     # Tests of other languages are carried with the agent's work. If the task names no tests, tests that the agent added
     # count too.
     counts_agents_tests = task.verifier.kind is VerifierKind.JUNIT and not task.verifier.tests
@@ -143,8 +144,12 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
     uid = int(own.stdout) if own.ok and own.stdout.strip().isdigit() else 0
     # With `Defaults listpw=always` only root may list a user's rules without a password.
     listed = f'LC_ALL=C sudo -n -l -U "$(id -un {uid})" 2>/dev/null | grep -Eq "NOPASSWD|!authenticate"'
+    # By a default ACL, the workspace's user may write files that root creates. take_over.sh removes them with setfacl.
+    folders = shlex.join(_taken(task, spec, workspace))
+    acl = f"find {folders} -type d -exec ls -ld {{}} + 2>/dev/null | grep -q '^d[^ ]*+'"
+    has_acl = f"{{ ! command -v setfacl >/dev/null && {acl}; }}"
     # Without grep nothing is known about them.
-    apart = f"command -v grep >/dev/null && {{ {listed} || {_NEEDS_NO_PASSWORD} || id -u; }}"
+    apart = f"command -v grep >/dev/null && {{ {listed} || {_NEEDS_NO_PASSWORD} || {has_acl} || id -u; }}"
     verifiers = await workspace.run(apart, key=f"{key}-id", deadline_seconds=deadline, user=spec.user)
     return uid if verifiers.ok and verifiers.stdout.strip() == b"0" else 0
 
@@ -157,6 +162,19 @@ async def require_preparable(task: Task, verifier: Verifier, workspace: Workspac
         grading = _Grading(task, task.verifier, verifier, workspace, key_turn)
         grading.is_prepared_state = True
         await grading.prepare()
+
+
+def _places(task: Task, workspace: Workspace) -> list[str]:
+    """Return the working directory, and the folders and files of the artifacts."""
+    folder, paths = artifact_paths(task, workspace.working_dir)
+    carried = (posixpath.normpath(posixpath.join(folder, path)) for path in paths)
+    return list(dict.fromkeys([posixpath.normpath(workspace.working_dir), *carried]))
+
+
+def _taken(task: Task, spec: TaskVerifier, workspace: Workspace) -> list[str]:
+    """Return what root takes over in an isolated grading, so that code under test can change nothing there."""
+    reward = [reward_file.FOLDER] if spec.kind is VerifierKind.REWARD_FILE else []
+    return [*_places(task, workspace), *reward]
 
 
 class _Failed(Exception):
@@ -178,10 +196,7 @@ class _Grading:
     ) -> None:
         self.task, self.spec, self.rules, self.workspace, self.turn = task, spec, rules, workspace, turn
         self.watch, self.separate_uid = watch, separate_uid
-        folder, paths = artifact_paths(task, workspace.working_dir)
-        carried = (posixpath.normpath(posixpath.join(folder, path)) for path in paths)
-        self.places = list(dict.fromkeys([posixpath.normpath(workspace.working_dir), *carried]))
-        """The working directory, and the folder of the artifacts."""
+        self.places = _places(task, workspace)
         self.hidden = {
             posixpath.normpath(posixpath.join(workspace.working_dir, file.path)): file for file in spec.files
         }
@@ -226,10 +241,9 @@ class _Grading:
 
         The workspace's user may only read them.
         """
-        folders = [*self.places, *([reward_file.FOLDER] if self.spec.kind is VerifierKind.REWARD_FILE else [])]
         hidden = {posixpath.dirname(path) for path in self.hidden if not any(is_below(path, at) for at in self.places)}
         result = await self.workspace.run(
-            f"set -- {shlex.join([str(self.separate_uid), *folders])}\n{_TAKE_OVER}",
+            f"set -- {shlex.join([str(self.separate_uid), *_taken(self.task, self.spec, self.workspace)])}\n{_TAKE_OVER}",
             key=self.key("take-over"),
             deadline_seconds=self.task.timeouts.verifier_seconds,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},

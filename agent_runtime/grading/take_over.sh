@@ -30,6 +30,8 @@ for place in "$@"; do
     keep_readable "$taken"
     chown -R -h 0 "$taken"
     chmod -R a-s,go-w "$taken"
+    # Whom a default ACL names could write new files of root. Only an image or a setup sets one.
+    ! command -v setfacl > /dev/null || setfacl -R -P -k "$taken"
     protect_above "$taken"
   done
 done

@@ -31,14 +31,20 @@ TEST_FILES = ("test_*.py", "*_test.py")
 METADATA_SUFFIXES = (".dist-info", ".egg-info", ".egg", ".egg-link", "EGG-INFO")
 """Metadata of packages: an `entry_points.txt` anywhere on the path can register a pytest plugin."""
 
+# pytest with what any of its versions from 3.6 requires or uses, and what those import (their `requires_dist`).
 _PYTEST_FAMILY = (
-    "pytest _pytest py pluggy iniconfig packaging pygments exceptiongroup tomli colorama attr attrs hypothesis xdist "
-    "execnet coverage setuptools pkg_resources _distutils_hack importlib_metadata typing_extensions"
+    "pytest _pytest py pluggy iniconfig packaging pyparsing pygments exceptiongroup tomli toml colorama attr attrs six "
+    "more_itertools atomicwrites wcwidth funcsigs pathlib2 scandir zipp importlib_metadata typing_extensions argcomplete "
+    "setuptools pkg_resources _distutils_hack numpy yaml"
 )
-# Modules of common packages that register a pytest plugin. If they are installed, pytest imports them before any test.
+# Modules of common packages that register a pytest plugin, with those that they import. If they are installed, pytest
+# imports them before any test.
 _PYTEST_PLUGINS = (
-    "_hypothesis_pytestplugin _hypothesis_globals _hypothesis_ftz_detector anyio sniffio faker typeguard respx syrupy "
-    "pyfakefs requests_mock time_machine inline_snapshot logfire langsmith celery jaxtyping"
+    "hypothesis xdist execnet psutil coverage _hypothesis_pytestplugin _hypothesis_globals _hypothesis_ftz_detector "
+    "sortedcontainers anyio sniffio idna outcome trio greenlet faker typeguard respx httpx syrupy pyfakefs requests_mock "
+    "requests urllib3 certifi chardet charset_normalizer simplejson socks brotli brotlicffi zstandard backports "
+    "time_machine inline_snapshot logfire langsmith celery jaxtyping schemathesis termcolor cpuinfo jinja2 markupsafe "
+    "werkzeug"
 )
 # Modules of the standard library in other versions of Python from 3.6, because an image's Python may be older or newer
 # than ours.

@@ -196,7 +196,7 @@ class _Carrying(Tree):
             # A tar has no sockets and devices, so those that exist here are not the agent's.
             if path in prepared.kept or path in prepared.ways or not rules.is_declared(path) or kind == "other":
                 continue
-            if kind == "folder" and name in OF_PACKAGES:
+            if kind != "file" and name in OF_PACKAGES:
                 rules.import_roots.add(path)
             reason = self.reason(parent, path, kind)
             if reason == COMPILED or (path in self.placed and reason is None):

@@ -471,7 +471,7 @@ class Tree:
             # Next to a folder without `__init__.py`, `import tests` finds `tests.py`.
             for entry, kind in self._entries(os.path.dirname(folder) or "."):
                 if (
-                    kind != "link"
+                    entry != folder  # a link there is replaced by the folder of hidden files
                     and os.path.basename(entry) != "__init__.py"
                     and rules.imported_as(entry, kind) == folder
                     and entry not in prepared.modules

@@ -263,6 +263,14 @@ async def test_a_verdict_is_forgeable_unless_the_tasks_author_states_otherwise(
     assert (verdict.reward, verdict.forgeable) == (1, not isolated), verdict
 
 
+# Version 2, then entries of tag, permissions and id (Linux' posix_acl_xattr.h): user 1000 may write what others create here.
+DEFAULT_ACL = f"""mkdir -p work/in && {sys.executable} - <<'END'
+import os, struct
+nobody = 2**32 - 1
+entries = [(1, 7, nobody), (2, 7, 1000), (4, 7, nobody), (16, 7, nobody), (32, 5, nobody)]
+value = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+os.setxattr("work/in", "system.posix_acl_default", value)
+END"""
 WRITES_REWARD = "grep -qx solved answer.txt && echo 1 > /logs/verifier/reward.txt && touch /opt/hidden/cache"
 
 
@@ -395,9 +403,11 @@ def quoted(command: str) -> str:
         ("echo 'root::19000:0:99999:7:::' > /etc/shadow", 0),
         ("echo 'permit nopass :wheel' > /etc/doas.conf", 0),
         ("echo 'permit :wheel' > /etc/doas.conf; echo 'root:*:19000:0:99999:7:::' > /etc/shadow", 1000),
+        (DEFAULT_ACL, 0),
+        (f"{DEFAULT_ACL}\ntouch /usr/bin/setfacl; chmod +x /usr/bin/setfacl", 1000),
     ],
 )
-async def test_code_under_test_that_can_become_root_without_a_password_makes_a_verdict_forgeable(
+async def test_code_under_test_that_can_act_as_root_makes_a_verdict_forgeable(
     provider_of: Callable[..., LocalProvider], setup: str, separate_uid: int
 ) -> None:
     provider = provider_of("Overlay")

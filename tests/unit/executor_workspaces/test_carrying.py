@@ -203,7 +203,13 @@ def test_changed_file_is_not_mistaken_for_the_prepared_one_that_was_compiled_in_
         *("hidden/__init__.py", "hidden/reference/__init__.py", "hidden/reference.so", "hidden/reference.abi3.so"),
         *("backend/.venv/bin/new", "backend/.venv/lib/y.py"),
         *("sitecustomize/__init__.py", "a/usercustomize.abi3.so", "conftest/__init__.py"),
-        *("_hypothesis_pytestplugin.py", "anyio/__init__.py"),
+        *(
+            "_hypothesis_pytestplugin.py",
+            "anyio/__init__.py",
+            "toml.py",
+            "more_itertools/__init__.py",
+            "sortedcontainers.py",
+        ),
         *("_sha512.py", "_colorize.py", "annotationlib.py", "_sysconfigdata__x86_64-linux-gnu.py", "org/__init__.py"),
         *("nt/_path_normpath.py", "hidden/nt/readlink/__init__.py", "_winapi/X.so", "src/org/python/core.py"),
     ],
@@ -672,6 +678,24 @@ def test_modules_run_or_imported_for_the_folders_of_hidden_tests_are_not_carried
     grading.carry(hidden=["tests/unit/test_calc.py", "tests/unit/helper.py"])
     assert not grading.has(name)
     assert grading.dropped
+
+
+@pytest.mark.parametrize("name", ["tests.py", "tests.so", "tests/unit.abi3.so"])
+def test_a_link_is_not_imported_in_place_of_a_folder_of_hidden_tests(tmp_path: Path, name: str) -> None:
+    grading = Grading(tmp_path, {"calc.py": "c", "tests/data": "d"})
+    write(grading.agent, {"impl.py": "evil"})
+    (grading.agent / name).symlink_to(grading.agent / "impl.py")
+    grading.carry(hidden=["tests/unit/test_calc.py", "tests/unit/helper.py"])
+    assert not os.path.lexists(grading.graded / name)
+    assert grading.dropped
+
+
+def test_a_module_is_not_reached_through_a_link_to_a_folder_of_packages(grading: Grading) -> None:
+    write(grading.agent, {"stuff/pytest.py": "evil", "stuff/app.py": "work"})
+    (grading.agent / ".local" / "lib").mkdir(parents=True)
+    (grading.agent / ".local" / "lib" / "site-packages").symlink_to("../../stuff")
+    grading.carry()
+    assert [grading.has(f"stuff/{name}") for name in ("pytest.py", "app.py")] == [False, True]
 
 
 @pytest.mark.parametrize("name", ["__init__.py", "tests/__init__.py"])
