@@ -12,6 +12,7 @@ from typing import Any
 
 from agent_runtime.models.answers import decoded_object
 from agent_runtime.models.base import ModelReply, ToolCall
+from agent_runtime.recording.branches import copied_turn
 from agent_runtime.recording.messages import fold
 from agent_runtime.recording.reader import RunReader
 from agent_runtime.statistics import mean
@@ -42,10 +43,11 @@ def trajectory_of(run: str, records: Sequence[Record], result: Result, verdict: 
     """Return a trajectory in the format of their `Trajectory.to_dict`; ids derive from the run and the rollout's index."""
     name = f"{run}/{result.index}"
     started, ended = _time(result.started), _time(result.ended)
-    steps = []
+    copied, steps, own = copied_turn(records), list[dict[str, Any]](), 0
     for turn in fold(records):
         calls = {call.id: call for call in (ModelReply(turn.response.message, "").tool_calls if turn.response else ())}
         for number, observation in enumerate(turn.observations):
+            own += turn.number > copied
             call = calls.get(observation.call_id) or ToolCall(observation.call_id, observation.tool, "")
             steps.append(
                 {
@@ -64,7 +66,7 @@ def trajectory_of(run: str, records: Sequence[Record], result: Result, verdict: 
         "end_time": ended,
         "steps": steps,
         "test_results": tests,
-        "episode_result": episode_result_of(result, tests, len(steps)),
+        "episode_result": episode_result_of(result, tests, own),
         "metadata": {"episode_id": name, "rollout": result.wire()},
     }
 

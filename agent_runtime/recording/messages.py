@@ -124,7 +124,9 @@ def prompt_in(conversation: Sequence[Message], turns: Sequence[Turn], copied: in
         return list(conversation)
     if copied >= 0 and list(conversation[: len(own.messages)]) == own.messages:
         return own.messages
-    return list(takewhile(lambda message: message["role"] != "assistant", conversation))
+    # A conversation that the agent has shortened since may still have copied answers.
+    copies = [turn.response.message for turn in turns if turn.number <= copied and turn.response is not None]
+    return list(takewhile(lambda message: message["role"] != "assistant" or message in copies, conversation))
 
 
 def last_of_each_branch(turns: Sequence[Turn]) -> list[Turn]:

@@ -176,7 +176,7 @@ def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, l
     positions: list[int] = list(range(len(folders)))
     with place.readable():
         if place.source.filter:
-            positions = [p for p in positions if passes(form.columns(folders[p], notes[p]))]
+            positions = [p for p in positions if passes(_columns(form, folders[p], notes[p]))]
             if not positions:
                 raise place.refused(f"none of its {len(folders)} tasks matches tasks.from.filter; check its values")
         chosen, tasks, unusable = dict[str, int](), list[Task](), list[list[TaskProblem]]()
@@ -336,9 +336,16 @@ def _too_large(size: int) -> str:
     return f"has {size} bytes; the limit is {FILE_BYTES}; put it into the task's image"
 
 
+def _columns(form: FolderFormat, folder: Folder, notes: Notes) -> Mapping[str, Any]:
+    return {"name": folder.name} if form.marker in folder.unusable else form.columns(folder, notes)
+
+
 def _checked(form: FolderFormat, folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
     if place.local_path is None:
         prefetch(folder)
+    if form.marker in folder.unusable:
+        notes.refuse(form.marker, folder.unusable[form.marker])
+        return None
     try:
         task = form.task(folder, notes, place)
         for path, message in folder.unusable.items():

@@ -90,6 +90,14 @@ ROLLOUTS: list[tuple[Result, list[Record]]] = [
 BRANCHED: list[Record] = [BranchRecord(time=100.0, job="file:///source", index=0, attempt=0, turn=0), *TOOL_USE]
 """The first turn is copied from another rollout."""
 
+SHORTENED: list[Record] = [
+    BRANCHED[0],
+    *TOOL_USE[:4],
+    asked(2, 0, ASK, CALLING, FOUND, branch=1, time=103.5),
+    _answer(2, DONE, [9], [6, 7]),
+]
+"""The first turn is copied; then the agent keeps only a part of its conversation, in which a copied answer is."""
+
 DELEGATED: list[Record] = [
     *BEGUN,
     asked(1, 0, OTHER, time=102.2, conversation=1, tools=TOOLS[1:]),

@@ -216,6 +216,20 @@ def test_links_and_special_files_that_cannot_be_read_are_all_named(tmp_path: Pat
     }
 
 
+@pytest.mark.parametrize("target", ["nothing", "../shared.toml"])
+def test_settings_that_are_a_link_out_of_the_folder_are_refused_and_other_tasks_used(
+    tmp_path: Path, target: str
+) -> None:
+    (tmp_path / "shared.toml").write_text("")
+    hello_world(tmp_path / "good")
+    config = hello_world(tmp_path / "linked") / "task.toml"
+    config.unlink()
+    config.symlink_to(target)
+    assert "linked/task.toml: is a " in refused(tmp_path)
+    for source in ({}, {"filter": {"name": ["good", "linked"]}}):
+        assert [task.name for task in load(tmp_path, skipUnusable=True, **source).tasks] == ["good"]
+
+
 def test_unsupported_field_is_reported_once_for_all_tasks(tmp_path: Path) -> None:
     for name in "abc":
         hello_world(tmp_path / name, 'gpus = 1\nskills_dir = "/s"\nunheard = 1\n')

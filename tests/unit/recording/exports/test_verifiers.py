@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.export.formats import Format, export
-from tests.support.recorded_run import ASK, BRANCHED, DELEGATED, OTHER, ROLLOUTS, SYSTEM, TOOLS, record_run
+from tests.support.recorded_run import ASK, BRANCHED, DELEGATED, OTHER, ROLLOUTS, SHORTENED, SYSTEM, TOOLS, record_run
 
 Lines = list[dict[str, Any]]
 
@@ -69,3 +69,10 @@ async def test_copied_turns_are_context_and_not_sampled_again(tmp_path: Path) ->
     [trace] = traces["traces"]
     assert [node["message"]["content"] for node in trace["nodes"] if node["sampled"]] == ["There is a.txt."]
     assert len(trace["calls"]) == 1
+
+
+async def test_copied_answer_in_a_shortened_conversation_is_part_of_the_prompt(tmp_path: Path) -> None:
+    run = await record_run(tmp_path / "out", [(ROLLOUTS[0][0], SHORTENED)])
+    [line] = [json.loads(line) async for line in export(run, Format.VERIFIERS)]
+    assert [message["role"] for message in line["prompt"]] == ["user", "assistant", "tool"]
+    assert [message["content"] for message in line["completion"]] == ["There is a.txt."]
