@@ -82,14 +82,17 @@ async def run(
         display_for(err) as display,
         ScalarLog(display, job.metadata.name, tensorboard=tensorboard, wandb=wandb) as log,
     ):
+        begun = asyncio.Event()
 
         def observer(event: Event) -> None:
+            if isinstance(event, JobStarted):
+                begun.set()
             if view and isinstance(event, JobStarted):
                 pages.append(asyncio.create_task(serve_run(event.uri)))
             log(event)
 
         stop = asyncio.Event()
-        with _stopping_cleanly(stop, display):
+        with _stopping_cleanly(stop, begun, display):
             path = manifest.resolve()
             try:
                 summary = await run_job(
@@ -102,6 +105,11 @@ async def run(
                     stop=stop,
                     private=[path],
                 )
+            except asyncio.CancelledError:
+                if not stop.is_set() or begun.is_set():
+                    raise
+                say("Stopped before the first rollout: the model, the sandboxes and storage were still being checked.")
+                raise typer.Exit(Exit.INTERRUPTED) from None
             except RunInProgress as error:
                 watched = shlex.quote(output or str(manifest))
                 raise CommandError(str(error), hint=f"Follow it with: rolloutctl watch {watched}") from error
@@ -118,10 +126,11 @@ async def run(
 
 
 @contextlib.contextmanager
-def _stopping_cleanly(stop: asyncio.Event, display: Display) -> Iterator[None]:
+def _stopping_cleanly(stop: asyncio.Event, begun: asyncio.Event, display: Display) -> Iterator[None]:
     """Handle Ctrl-C and SIGTERM. The first one asks the run to stop, and the second one ends the process immediately. The
-    run can be resumed in both cases.
+    run can be resumed in both cases. Before the run has begun, the first one cancels its checks.
     """
+    starting = asyncio.current_task()
 
     def on_signal() -> None:
         if stop.is_set():
@@ -129,6 +138,9 @@ def _stopping_cleanly(stop: asyncio.Event, display: Display) -> Iterator[None]:
             say(f"Stopped immediately. Resume with: {resume_command()}")
             os._exit(Exit.INTERRUPTED)
         stop.set()
+        if not begun.is_set() and starting is not None:
+            starting.cancel()
+            return
         say("Stopping. The run can be resumed. Press Ctrl-C again to stop immediately.", "bold")
 
     loop = asyncio.get_running_loop()
