@@ -85,6 +85,13 @@ class Commands(TyperGroup):
         except SystemExit as end:
             _end_process(end.code)
 
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*args, **options)
+        except Exception as error:  # options before the command
+            _without_pydantics_prefix(error)
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -99,11 +106,15 @@ class Commands(TyperGroup):
 
             known = as_command_error(error)
             if known is None and type(error).__module__.startswith(("click", "typer")):
-                if isinstance(text := getattr(error, "message", None), str):
-                    error.message = text.replace("Value error, ", "")  # type: ignore[attr-defined]
+                _without_pydantics_prefix(error)
                 raise  # usage errors and exits, which typer reports itself
             _print_error(error, known, debug=bool(ctx.params.get(DEBUG)))
             raise typer.Exit(known.code if known else Exit.BUG) from None
+
+
+def _without_pydantics_prefix(error: Exception) -> None:
+    if isinstance(text := getattr(error, "message", None), str):
+        error.message = text.replace("Value error, ", "")  # type: ignore[attr-defined]
 
 
 def _end_process(code: object) -> NoReturn:

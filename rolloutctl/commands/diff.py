@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from rolloutctl.comparison import Comparison, compare
+from rolloutctl.completion import complete_run
 from rolloutctl.runs import RUN_HELP, find_run_folder
 from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, answer_text, number
 
@@ -14,8 +15,10 @@ TASKS = 50
 
 
 async def diff(
-    before: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)],
-    after: Annotated[str, typer.Argument(metavar="RUN", help="The run to compare with it.")],
+    before: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_run)],
+    after: Annotated[
+        str, typer.Argument(metavar="RUN", help="The run to compare with it.", autocompletion=complete_run)
+    ],
     form: FormOption = Form.TEXT,
 ) -> None:
     """Compare two runs: mean rewards by task, their difference with its confidence interval, and the manifests."""

@@ -222,9 +222,11 @@ def notes(seals: Iterable[Seal]) -> list[str]:
             f"(docs/token-exact.md). {forked.references}"
         )
     for name, members in by_plugin.items():
+        is_filter = any(word.startswith("filter_tool_call:") for word in members.words)
+        effect = "tool calls that it could not filter were not run" if is_filter else "the failed calls had no effect"
         found.append(
             f"Plugin {name} failed {members.times} times, first with {next(iter(members.words))}. Rewards still come "
-            f"from the verifier, but the failed calls had no effect. {members.references}"
+            f"from the verifier, but {effect}. {members.references}"
         )
     for name, members in by_tool.items():
         found.append(

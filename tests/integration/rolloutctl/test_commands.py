@@ -164,6 +164,7 @@ def test_rollout_is_found_by_task_and_member(finished: Shell) -> None:
     ("words", "found"),
     [
         (["show", "sta"], "starter"),
+        (["diff", "starter", "sta"], "starter"),
         (["show", "starter", "fix-add/"], "fix-add/0\nfix-add/1\nfix-add/2"),
         (["run", "job.yaml", "--task", "count"], "count-errors"),
         (["show", "no-such-run", "fix"], ""),
@@ -628,6 +629,7 @@ def test_every_broken_line_of_a_task_file_is_named(shell: Shell) -> None:
         (["run", "job.yaml", "--new", "--model-url", "http://h/v1", "--model-name", "m", "--api-key-env", "NO_SUCH_KEY"],
          "environment variable NO_SUCH_KEY is missing or empty; set it"),
         (["run", "job.yaml", "--provider", "Docker"], "'--provider': 'Docker' is not one of 'local', 'container'"),
+        (["--log-level", "yaml", "ls"], "'--log-level': 'yaml' is not one of 'debug', 'info'"),
         (["results", "starter", "-o", "yaml"], "'-o': 'yaml' is not one of 'text', 'json'"),
         (["run", "job.yaml", "--limit", "0"], "'--limit': Input should be greater than or equal to 1"),
         (["show", "starter", "fix-add"], "'fix-add' is neither TASK/MEMBER nor an index"),
