@@ -190,6 +190,8 @@ def _causes(table: RolloutTable) -> list[Json]:
     kinds = (
         ("Masked", "outcome || ': ' || coalesce(reason, 'no reason')", "outcome != 'Completed'"),
         ("Exception", "error", "error IS NOT NULL"),
+        ("Tool", "toolError", "toolError IS NOT NULL"),
+        ("Plugin", "pluginError", "pluginError IS NOT NULL"),
         ("Stopped", "ended", "outcome = 'Completed' AND ended NOT IN ('Finished', 'AgentError')"),
         ("Cheat", "'Files that could change the verdict'", "dropped > 0"),
     )
@@ -200,7 +202,7 @@ def _causes(table: RolloutTable) -> list[Json]:
         )
         found += [
             {"kind": kind, "title": text, "count": count, "first": first, "where": _where(kind, text)}
-            | ({} if kind == "Cheat" else {"message": message})
+            | ({"message": message} if kind in ("Masked", "Stopped") else {})
             for text, count, first, message in rows
         ]
     return sorted(found, key=lambda cause: -cause["count"])[:MOST_CAUSES]
@@ -213,7 +215,8 @@ def _where(kind: str, title: str) -> str:
         return f'outcome == "{outcome}"' + ("" if reason == "no reason" else f" and reason == {_quoted(reason)}")
     if kind == "Cheat":
         return "dropped > 0"
-    return f"{'error' if kind == 'Exception' else 'ended'} == {_quoted(title)}"
+    field = {"Exception": "error", "Tool": "toolError", "Plugin": "pluginError"}.get(kind, "ended")
+    return f"{field} == {_quoted(title)}"
 
 
 def _quoted(text: str) -> str:
@@ -224,10 +227,10 @@ def _quoted(text: str) -> str:
 def _speed(table: RolloutTable, total: int | None, now: float) -> Json:
     """Return rollouts per minute in the last minutes, and the seconds until the end at that rate."""
     times: Sequence[tuple[Any, ...]] = table.query(
-        "SELECT count(*), min(finished) FROM rollouts WHERE finished > ?", (now - RATE_SECONDS,)
+        "SELECT count(*), min(started) FROM rollouts WHERE finished > ?", (now - RATE_SECONDS,)
     )
     count, first = times[0]
     if not count or total is None:
         return {"perMinute": None, "secondsLeft": None}
-    rate = count / max(now - first, 1.0)
+    rate = count / max(now - max(first, now - RATE_SECONDS), 1.0)
     return {"perMinute": 60 * rate, "secondsLeft": (total - len(table)) / rate}

@@ -63,6 +63,22 @@ def _error(line: Line) -> str | None:
     return lines[-1][:MESSAGE_CHARACTERS] if lines else None
 
 
+def _tool_error(line: Line) -> str | None:
+    """Return the first tool whose own code raised, with the exception."""
+    for tool, text in (line.get("toolTracebacks") or {}).items():
+        lines = text.strip().splitlines()
+        return f"{tool}: {lines[-1] if lines else 'raised'}"[:MESSAGE_CHARACTERS]
+    return None
+
+
+def _plugin_error(line: Line) -> str | None:
+    """Return the first plugin whose own code raised, with the hook and the exception."""
+    for plugin, report in (line.get("plugins") or {}).items():
+        if report.get("failed"):
+            return f"{plugin}: {report.get('error')}"[:MESSAGE_CHARACTERS]
+    return None
+
+
 COLUMNS: Final = (
     Column("index", "number", _field("index"), "Number of the rollout."),
     Column("group", "number", _field("group"), "Number of its task."),
@@ -92,6 +108,8 @@ COLUMNS: Final = (
     Column("reason", "text", _field("reason"), "Reason in one word, if it is masked."),
     Column("message", "text", lambda line: line.get("message", "")[:MESSAGE_CHARACTERS] or None, "What happened."),
     Column("error", "text", _error, "The exception of the agent's own code."),
+    Column("toolError", "text", _tool_error, "The first exception of a tool's own code."),
+    Column("pluginError", "text", _plugin_error, "The first exception of a plugin's own code."),
     Column("lost", "number", lambda line: len(line.get("failedAttempts", ())), "Lost attempts."),
     Column("dropped", "number", _number("dropped"), "Files that could have changed the verdict, left out of grading."),
     Column("forgeable", "boolean", _flag("forgeable"), "Whether the agent could forge the reward."),

@@ -164,6 +164,8 @@ async def test_a_rollout_has_raw_calls_tokens_files_and_its_search(browser: Brow
     page = f"/run/{night}/rollout/3"
     async with served(runs) as url, browser(f"{url}#{page}") as tab:
         await tab.until("document.querySelectorAll('.step').length > 4")
+        branch = await tab.run("[...document.querySelectorAll('.copy')].at(-1).title")
+        assert "index: 3, turn: 2," in branch, "the last of its 4 answers has no turn to go on to"
         await tab.run("[...document.querySelectorAll('button')].find((e) => e.textContent === 'raw').click()")
         await tab.until("document.querySelector('main').textContent.includes('\"finishReason\"')")
         await tab.run(

@@ -23,7 +23,7 @@ from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.health import HealthReport
 from agent_runtime.recording.segments import json_bytes
 from agent_runtime.recording.store import StorageUnavailable, Store
-from rollout_api.records import ChangesRecord, Outcome, Record
+from rollout_api.records import ChangesRecord, Outcome, PluginReport, Record
 from rolloutctl.errors import CommandError
 from rolloutctl.ui.transcript import Call
 from rolloutctl.viewer.library import Library
@@ -191,6 +191,31 @@ def test_a_learning_curve_has_a_point_for_each_label_in_the_order_of_submission(
 
     assert asyncio.run(curve("labelled", rollouts[::-1])) == [("b", 2, 0.5), ("a", 1, 1.0)]
     assert asyncio.run(curve("unlabelled", rollouts[3:4])) == []
+
+
+async def test_exceptions_of_tools_and_plugins_and_the_rate_since_the_start_are_in_the_summary(tmp_path: Path) -> None:
+    now = time.time()
+    rollouts = []
+    for index in range(4):
+        rollout = made_up_rollout(index, hostile=False, turns=1)
+        assert rollout.result is not None
+        changed = {
+            "tool_tracebacks": {"boom": "Traceback\nRuntimeError: kaput"},
+            "plugins": {"own:Judge": PluginReport(calls=1, failed=1, error="filter_tool_call: ValueError: no")},
+            "started": now - 60.0,
+            "ended": now - 1.0,
+        }
+        rollouts.append(Rollout(rollout.records, rollout.result.model_copy(update=changed), rollout.verdict))
+    folder = write_run(tmp_path, "own", rollouts, finished=False, total=8)
+    library = Library(Store.open(str(tmp_path), {}))
+    run = await library.run(folder.name)
+    await run.read()
+    summary = run.summary()
+    await library.close()
+    causes = {cause["where"] for cause in summary["causes"]}
+    assert 'toolError == "boom: RuntimeError: kaput"' in causes
+    assert 'pluginError == "own:Judge: filter_tool_call: ValueError: no"' in causes
+    assert 3 < summary["perMinute"] < 4.1, "the rollouts took a minute, though they ended in the same second"
 
 
 def test_what_an_attempt_does_is_in_its_last_records() -> None:

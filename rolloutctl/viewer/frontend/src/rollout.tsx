@@ -311,15 +311,16 @@ function StripOf({ strip, title }: { strip: Strip; title: string }) {
 
 function Commands({ page, run, index, summary, source }: { page: RolloutPage; run: string; index: number; summary: Summary | null; source: Source }) {
   const turns = page.steps.filter(isAnswer), { uri } = summary ?? { uri: run };
-  const last = turns[turns.length - 1]?.turn;
+  // The last answer has no later turn to go on to: a job refuses to branch there.
+  const last = turns[turns.length - 2]?.turn;
   const quotedUri = /^[\w@%+=:,./-]+$/.test(uri) ? uri : `'${uri.replaceAll("'", `'\\''`)}'`;
   return (
     <>
       <Copy label="Copy: show" text={`rolloutctl show ${quotedUri} ${index}`} />
       {last !== undefined && last !== null && (
-        <Copy label="Copy: branch" text={`# In a manifest: go on from the last turn of this rollout, four times.\ntasks:\n  branch:\n    - {job: ${JSON.stringify(uri)}, index: ${index}, turn: ${last}, count: 4}\n`} />
+        <Copy label="Copy: branch" text={`# In a manifest: go on after turn ${last + 1} of this rollout, four times.\ntasks:\n  branch:\n    - {job: ${JSON.stringify(uri)}, index: ${index}, turn: ${last}, count: 4}\n`} />
       )}
-      {page.result && source.isServer && <a class="button" href={href(["compare", run, index, run, neighbour(page)])}>Compare with a sibling</a>}
+      {page.result && source.isServer && summary && summary.k > 1 && <a class="button" href={href(["compare", run, index, run, neighbour(page)])}>Compare with a sibling</a>}
     </>
   );
 }

@@ -122,7 +122,7 @@ function Figures({ summary }: { summary: Summary }) {
         summary.cheats > 0 && ["Cheat attempts", count(summary.cheats), "files that could change the verdict"],
         ["Tokens", compact(summary.promptTokens + summary.completionTokens), `${compact(summary.completionTokens)} generated, ${compact(summary.cachedTokens)} from cache`],
         summary.cost !== null && ["Cost", money(summary.cost, summary.currency), "by the manifest's prices"],
-        summary.perMinute !== null && sealed < (total ?? 0)
+        summary.state === "running" && summary.perMinute !== null && sealed < (total ?? 0)
           ? ["Rate", `${number(summary.perMinute, 1)} / min`, `${seconds(summary.secondsLeft)} left`]
           : ["Wall time", seconds(wall), `${count(summary.turns)} turns, ${count(summary.tools)} tool calls`],
       ]} />
@@ -148,9 +148,10 @@ function HealthLine({ health }: { health: Health }) {
 
 function InFlight({ summary }: { summary: Summary }) {
   const { count: amount, shown } = summary.inFlight;
+  const isRunning = summary.state === "running";
   return (
     <section class="card" aria-labelledby="flight-title">
-      <h2 id="flight-title">In flight: {count(amount)}</h2>
+      <h2 id="flight-title">{isRunning ? "In flight" : "Interrupted"}: {count(amount)}</h2>
       <ul class="flight">{shown.map((rollout) => (
         <li key={rollout.index}><a href={rolloutLink(summary.folder, rollout.index)}>
           <span class="label">{rollout.task}/{rollout.member}</span>
@@ -166,6 +167,7 @@ function InFlight({ summary }: { summary: Summary }) {
 
 const KINDS: Record<string, string> = {
   Masked: "lost or not gradable; excluded from training", Exception: "the agent's own code raised",
+  Tool: "a tool's own code raised, and the model saw the error", Plugin: "a plugin's own code raised",
   Stopped: "the policy ended so; the reward counts", Cheat: "left out of the grading",
 };
 
