@@ -11,7 +11,7 @@ import pytest
 
 from hack.cluster.harness.archives import write_archive
 from tests.support.cluster import Cluster, Job, Object, find_cluster, storage_secret
-from tests.support.images import OnNodes, build, install_compilers
+from tests.support.images import OnNodes, build, require_compilers
 from tests.support.outages import Outages
 from tests.support.release import InstalledRelease, Release
 
@@ -133,7 +133,7 @@ def load_image(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ca
         pytest.skip(
             "this test brings images of its own to the nodes, which it can do on the harness (hack/cluster) only"
         )
-    install_compilers()
+    require_compilers()
 
     def load(name: str, files: Mapping[str, Path], modes: Mapping[str, int] | None = None) -> str:
         archive, reference = tmp_path_factory.mktemp("image") / "archive.tar", f"localhost/agent-rollouts-{name}:test"

@@ -23,7 +23,7 @@ import pytest
 
 from tests.support import images
 from tests.support.cluster import REPOSITORY
-from tests.support.images import SAYS_HELLO, build, compile_c, compile_for_musl, install_compilers, unpack
+from tests.support.images import SAYS_HELLO, build, compile_c, compile_for_musl, require_compilers, unpack
 
 TOKEN = "a token that only the test knows"
 START_SECONDS = 20.0
@@ -45,7 +45,7 @@ exec env -i "$@"
 
 @pytest.fixture(scope="session", autouse=True)
 def needs_root() -> None:
-    install_compilers()
+    require_compilers()
 
 
 @pytest.fixture(scope="session")
