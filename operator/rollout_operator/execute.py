@@ -105,6 +105,8 @@ class Execution:
         creates = any(isinstance(action, Create | EnsureKey) for action in plan.actions)
         if creates and (wait := self._creates.admit(ref, time.monotonic())):
             raise Throttled(wait)
+        # Those that the plan was made with. Plans of other objects may read the same key meanwhile.
+        keys = {uid: self.keys.known.get(uid) for uid in map(_owner_of_key, plan.actions) if uid is not None}
         learned, failures = False, list[ApiError]()
         may_create = True
         for action in plan.actions:
@@ -112,6 +114,8 @@ class Execution:
                 continue
             try:
                 learned |= await self._act(ref, action)
+                uid = _owner_of_key(action)
+                learned |= uid is not None and self.keys.known.get(uid) != keys[uid]
             except ApiError as error:
                 failures.append(error)
                 may_create &= not isinstance(action, _CREATING | Replace)
@@ -146,11 +150,11 @@ class Execution:
                 self.memory.learn(action, clock.now().timestamp())
                 return True
             case ReadKey(ref, owner_uid):
-                return await self.keys.read(ref.namespace, ref.name, owner_uid)
+                await self.keys.read(ref.namespace, ref.name, owner_uid)
             case EnsureKey(body, field):
                 async with self._creates.in_flight:
                     self._check()
-                    return await self.keys.ensure(body, field)
+                    await self.keys.ensure(body, field)
             case Create():
                 return await self._create(key, action)
             case Delete():
@@ -292,6 +296,16 @@ class Execution:
     def _check(self) -> None:
         if not self.may_write():
             raise NotLeader
+
+
+def _owner_of_key(action: Action) -> str | None:
+    """Return the uid of the owner of the key that an action reads; None for other actions."""
+    match action:
+        case ReadKey(owner_uid=uid):
+            return uid
+        case EnsureKey(body) if (owner := controller_of(body)) is not None:
+            return str(owner["uid"])
+    return None
 
 
 def _namespace(ref: Ref) -> str:

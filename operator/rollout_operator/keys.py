@@ -20,31 +20,28 @@ class KeyRing:
         self._new_key = new_key
         self.known: dict[str, str] = {}
 
-    async def ensure(self, body: Manifest, field: str = KEY_FILE) -> bool:
+    async def ensure(self, body: Manifest, field: str = KEY_FILE) -> None:
         """Create the Secret with its owner's key, or read the key of an existing one. A new key is random unless one is
         known.
-
-        Returns whether the key is new or has changed.
         """
         owner = controller_of(body)
         if owner is None:
             raise ValueError(
                 f"Secret {body['metadata']['name']}: has no owner reference to a controller, so nothing would delete it"
             )
-        before = self.known.get(owner["uid"])
-        key = before or self._new_key()
+        key = self.known.get(owner["uid"]) or self._new_key()
         try:
             await self._api.create({**body, "stringData": {**body.get("stringData", {}), field: key}})
         except ApiError:
             namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
             if await self._api.find("Secret", namespace, name) is None:
                 raise
-            return await self.read(namespace, name, owner["uid"], field)
-        self.known[owner["uid"]] = key
-        return before is None
+            await self.read(namespace, name, owner["uid"], field)
+        else:
+            self.known[owner["uid"]] = key
 
-    async def read(self, namespace: str, name: str, owner_uid: str, field: str = KEY_FILE) -> bool:
-        """Read the key of a Secret that this owner controls. Returns whether it is new or has changed."""
+    async def read(self, namespace: str, name: str, owner_uid: str, field: str = KEY_FILE) -> None:
+        """Read the key of a Secret that this owner controls."""
         secret = await self._api.find("Secret", namespace, name)
         if secret is None:
             raise ApiError(
@@ -59,8 +56,7 @@ class KeyRing:
             raise ApiError(
                 404, f"Secret {namespace}/{name} has no field {field}; delete it with its owner and create both again"
             )
-        before, self.known[owner_uid] = self.known.get(owner_uid), base64.b64decode(encoded).decode()
-        return self.known[owner_uid] != before
+        self.known[owner_uid] = base64.b64decode(encoded).decode()
 
     def forget(self, owner_uid: str) -> None:
         self.known.pop(owner_uid, None)

@@ -171,6 +171,7 @@ class Loop:
             except NotLeader:
                 # A new leader plans every object. If this replica holds the lease again by now, it goes on.
                 self._leading = self._execution.may_write()
+                self._wake([ref])
                 result = "requeue_after"
             except Exception:  # an error of one object must not stop the others
                 log.exception("%s: the failure of its reconciliation could not be reported", ref)

@@ -65,6 +65,7 @@ class MemoryApi:
         return [obj for (found, _, _), obj in self.objects.items() if found == kind]
 
     async def find(self, kind: str, namespace: str, name: str) -> Json | None:
+        await asyncio.sleep(0)
         return copy.deepcopy(self.objects.get((kind, namespace, name)))
 
     async def create(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Json:

@@ -93,5 +93,5 @@ def test_key_of_a_secret_that_exists_is_read_when_a_full_quota_refuses_its_creat
     asyncio.run(KeyRing(cast("KubeApi", api), lambda: "k").ensure(secret))
     api.refuse = lambda verb, kind, body: (403, "exceeded quota: q, requested: count/secrets=1")
     restarted = KeyRing(cast("KubeApi", api))
-    assert asyncio.run(restarted.ensure(secret))
+    asyncio.run(restarted.ensure(secret))
     assert restarted.known == {"1": "k"}

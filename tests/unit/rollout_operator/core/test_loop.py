@@ -152,6 +152,25 @@ def test_running_job_keeps_its_executor_after_an_upgrade() -> None:
     assert images == {"of-job": ["e"], "by-hand": ["e2"]}
 
 
+def test_all_sandboxes_of_a_job_go_on_after_a_restart_of_the_operator() -> None:
+    """Their plans read the job's key at the same time, and one of them is the first."""
+    api = MemoryApi()
+    job = api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
+    owner = {"apiVersion": job["apiVersion"], "kind": "RolloutJob", "name": "j", "uid": job["metadata"]["uid"]}
+
+    async def run() -> None:
+        async with operator_on(api):
+            await until(lambda: api.of("Job"), "the runners' Job")
+        for name in "abcd":
+            sandbox = manifest("Sandbox", name, {"image": "i"})
+            sandbox["metadata"]["ownerReferences"] = [owner | {"controller": True}]
+            api.put("Sandbox", sandbox)
+        async with operator_on(api):
+            await until(lambda: len(api.of("Pod")) == 4, "all pods")
+
+    asyncio.run(run())
+
+
 def test_no_pod_is_created_before_its_policy_when_a_quota_conflicts() -> None:
     api, tries = MemoryApi(), list[str]()
     words = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
