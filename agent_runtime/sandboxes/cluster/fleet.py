@@ -22,7 +22,7 @@ from agent_runtime.sandboxes.cluster.sandbox_object import (
     Reason,
     SandboxView,
     deleted,
-    found_kind,
+    found_spec,
     found_spec,
     kind_of,
     new_name,
@@ -289,6 +289,10 @@ class Fleet:
     def _kind(self, spec: SandboxSpec, *, is_alone: bool = False) -> Kind:
         if not is_alone and (pool := self._pools.fitting(spec)) is not None:
             return self._pool_kind(pool, pool.spec)
+        return self._own_kind(spec, is_alone=is_alone)
+
+    def _own_kind(self, spec: SandboxSpec, *, is_alone: bool = False) -> Kind:
+        """Return the kind of sandboxes that this job creates itself, also where a pool fits by now."""
         is_plain = spec.workspaces.mode is WorkspaceMode.PLAIN
         key = f"{kind_of(spec)}{'-alone' if is_alone else ''}"
         places = spec.workspaces.per_sandbox or 1
@@ -371,11 +375,10 @@ class Fleet:
 
     def _adopt(self, view: SandboxView) -> None:
         """Adopt a Sandbox of an earlier process: its workspaces may be reattached, its free places used."""
-        kind = found_kind(view.spec)
-        if kind is None:
+        spec = found_spec(view.spec)
+        if spec is None:
             return
-        self._kind(SandboxSpec.model_validate(view.spec))
-        held = self._add_sandbox(view.name, kind)
+        held = self._add_sandbox(view.name, self._own_kind(spec).key)
         held.is_adopted = True
         self._changed(view.name, view)
 

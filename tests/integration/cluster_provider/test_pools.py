@@ -407,3 +407,44 @@ async def test_the_next_process_finds_unrecorded_workspaces_in_every_sandbox(clu
     await second.sweep(lambda attempt, name: False)
     again = await second.acquire(spec("g5"), attempt="5-0", fence=Fence(2, "second"), name="agent")
     assert again.handle["sandbox"] == left[5].handle["sandbox"] != left[0].handle["sandbox"]
+
+
+async def test_the_next_process_finds_workspaces_in_own_sandboxes_although_a_pool_fits_now(cluster: Cluster) -> None:
+    cluster.set_pool(image="another")
+    first = await cluster.runner()
+    alive, ended = [await acquire(first, rollout) for rollout in ("0-0", "1-0")]
+    await first.close(keep=True)
+    cluster.set_pool()
+    cluster.add("warm-1")
+    second = await cluster.runner()
+    again = await second.reattach(alive.handle, spec=spec("0-0"), fence=Fence(2, "second"))
+    assert await say(again, "echo alive", "9:alive") == "alive"
+    await again.release()
+    name = str(ended.handle["sandbox"])
+    cluster.operator.api.remove(name)
+
+    async def is_lost() -> bool:
+        try:
+            await second.reattach(ended.handle, spec=spec("1-0"), fence=Fence(2, "second"))
+        except SandboxFailure:
+            return True
+        return False
+
+    async with asyncio.timeout(60):
+        while not await is_lost():  # noqa: ASYNC110 the watch tells it
+            await asyncio.sleep(0.02)
+    in_pool = await acquire(second, "2-0")
+    assert in_pool.description["pool"] == "warm"
+
+
+async def test_a_named_pool_that_does_not_fit_any_more_does_not_keep_the_next_process_from_starting(
+    cluster: Cluster,
+) -> None:
+    cluster.add("warm-1")
+    first = await cluster.runner(pool="warm")
+    alone = await acquire(first, "0-0", alone=True)
+    await first.close(keep=True)
+    cluster.set_pool(image="another")
+    second = await cluster.runner(pool="warm")
+    again = await second.reattach(alone.handle, spec=spec("0-0"), fence=Fence(2, "second"))
+    assert await say(again, "echo alive", "9:alive") == "alive"
