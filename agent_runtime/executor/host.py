@@ -67,8 +67,8 @@ class FileFailure(Exception):
 
 
 class WorkspaceFailure(Exception):
-    """The workspace has ended or cannot be used; `cause` is one of Memory, SandboxMemory, Disk, DiskFull, Processes,
-    Attacked, Frozen, WorkspaceEnded and CreateFailed.
+    """The workspace has ended or cannot be used; `cause` is one of Memory, SandboxMemory, OOMKilled, Disk, DiskFull,
+    Processes, Attacked, Frozen, WorkspaceEnded and CreateFailed.
     """
 
     def __init__(self, cause: str, message: str) -> None:

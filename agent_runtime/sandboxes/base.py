@@ -28,6 +28,8 @@ DISK_FULL = "DiskFull"
 """Reason of a workspace that is unreliable, because other programs have filled its disk."""
 SANDBOX_MEMORY = "SandboxMemory"
 """Reason of a workspace that was ended within its limits, because its sandbox had no memory left for all."""
+OOM_KILLED = "OOMKilled"
+"""Reason of a pod or a workspace in which the kernel has ended processes because memory was used up, by whomever."""
 
 
 class Evidence(StrEnum):
@@ -52,7 +54,7 @@ _EVIDENCE = {
     # (prlimit), so that calls fail.
     Evidence.UNEXPLAINED: (
         *("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed", "InternalError"),
-        *("OOMKilled", "DeadlineExceeded", "DiskExhausted", "InodesExhausted", "ProcessesExhausted"),
+        *(OOM_KILLED, "DeadlineExceeded", "DiskExhausted", "InodesExhausted", "ProcessesExhausted"),
     ),
 }
 

@@ -42,7 +42,6 @@ class SandboxMemory:
         """Whether commands of workspaces without processes must wait for their start."""
         self._used = 0
         self._group = OwnGroup(limit)
-        self._kills = self._group.kills()
         self._progress = ProgressClock(time.monotonic())
         self._is_settled = True
         self._was_over_alone = self._has_pressure = False
@@ -71,7 +70,7 @@ class SandboxMemory:
         of_group, shared = self._group.used()
         used = max(known, of_group)
         growth, self._used = max(0, used - self._used), used
-        only = self.only_group(observed)
+        only = only_group(observed, shared=self._is_shared)
         own = 0 if only is None else min(used - known, shared)
         shares = {} if own else _shares_of_unknown(every, uncertain, used - known)
         units = [
@@ -97,18 +96,6 @@ class SandboxMemory:
             return None
         name, cause = decision.end
         return every[name], cause
-
-    def only_group(self, observed: Iterable[Workspace]) -> list[Workspace] | None:
-        """Return the only workspace, with those that joined it; None if others have or had memory too. Being left alone in
-        a shared sandbox is no proof: the others may just have been ended.
-        """
-        groups = grouped(workspace for workspace in observed if not workspace.frozen)
-        return groups[0] if len(groups) == 1 and not self._is_shared else None
-
-    def has_new_kills(self) -> bool:
-        """Whether the kernel has ended processes since the last call."""
-        before, self._kills = self._kills, self._group.kills()
-        return self._kills > before
 
     def _situation(self, used: int, growth: int) -> Situation:
         now = time.monotonic()
@@ -192,6 +179,14 @@ def _listed_tools(workspace: Workspace) -> list[Process]:
 
 def _memory(group: Iterable[Workspace]) -> int:
     return sum(member.last.memory_bytes for member in group)
+
+
+def only_group(observed: Iterable[Workspace], *, shared: bool) -> list[Workspace] | None:
+    """Return the only workspace, with those that joined it; None if others have or had memory too. Being left alone in a
+    `shared` sandbox is no proof: the others may just have been ended.
+    """
+    groups = grouped(workspace for workspace in observed if not workspace.frozen)
+    return groups[0] if len(groups) == 1 and not shared else None
 
 
 def grouped(workspaces: Iterable[Workspace]) -> list[list[Workspace]]:

@@ -9,6 +9,7 @@ import dataclasses
 import math
 import os
 import stat
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
@@ -208,17 +209,16 @@ class OwnGroup:
 
     def __init__(self, memory_bytes: int, folder: str = "/sys/fs/cgroup") -> None:
         self._stat: str | None = None
-        self._events = ""
         self._own = 0
-        for limit_name, stat_name, events_name in (
-            ("memory.max", "memory.stat", "memory.events"),
-            ("memory/memory.limit_in_bytes", "memory/memory.stat", "memory/memory.oom_control"),
+        for limit_name, stat_name in (
+            ("memory.max", "memory.stat"),
+            ("memory/memory.limit_in_bytes", "memory/memory.stat"),
         ):
             with contextlib.suppress(OSError, ValueError):
                 with open(f"{folder}/{limit_name}", encoding="ascii") as file:
                     limit = int(file.read())  # `max` is no number
                 if memory_bytes <= limit < os.sysconf("SC_PHYS_PAGES") * _PAGE:
-                    self._stat, self._events = f"{folder}/{stat_name}", f"{folder}/{events_name}"
+                    self._stat = f"{folder}/{stat_name}"
                     self._own = limit - memory_bytes
                     return
 
@@ -237,12 +237,65 @@ class OwnGroup:
         except (OSError, ValueError, KeyError):
             return 0, 0
 
-    def kills(self) -> int:
-        """Return how many processes of the container the kernel has ended because its memory was used up."""
+
+class KernelKills:
+    """Notices that the kernel has ended a process of this process's control group because memory was used up: that of the
+    group, of one above it, or of the machine. `listed` is the content of /proc/self/cgroup.
+    """
+
+    # A group may reach its limit a little before the kernel ends a process.
+    _HIT_SECONDS = 1.0
+
+    def __init__(self, folder: str = "/sys/fs/cgroup", listed: str | None = None) -> None:
+        lines = [line.split(":", 2) for line in (_own_groups() if listed is None else listed).splitlines()]
+        own = {kinds: path for _, kinds, path in (line for line in lines if len(line) == 3)}
+        unified, first = own.get("", ""), own.get("memory", "")
+        self._events = self._hits = ""
+        # In a container its own group may be mounted in the place of the first one.
+        for events, hits in (
+            *((f"{folder}{path}/memory.events", f"{folder}{path}/memory.events.local") for path in (unified, "")),
+            *((f"{folder}/memory{p}/memory.oom_control", f"{folder}/memory{p}/memory.failcnt") for p in (first, "")),
+        ):
+            with contextlib.suppress(OSError, ValueError):
+                if "oom_kill" in _numbers(events):
+                    self._events, self._hits = events, hits
+                    break
+        self._count, self._times_hit, self._hit_at = self._kills(), self._limit_hits(), -math.inf
+
+    def look(self) -> bool:
+        """Return whether there are new ones since the last call."""
+        if (hits := self._limit_hits()) > self._times_hit:
+            self._times_hit, self._hit_at = hits, time.monotonic()
+        before, self._count = self._count, self._kills()
+        return self._count > before
+
+    @property
+    def own_limit_was_hit(self) -> bool:
+        """Whether the group's own limit was reached just before the last call of `look`. False does not prove the opposite:
+        a pod's limit is reached before that of its only container.
+        """
+        return time.monotonic() - self._hit_at < self._HIT_SECONDS
+
+    def _kills(self) -> int:
         try:
-            return _numbers(self._events).get("oom_kill", 0) if self._stat is not None else 0
+            return _numbers(self._events).get("oom_kill", 0)
         except (OSError, ValueError):
             return 0
+
+    def _limit_hits(self) -> int:
+        try:
+            if self._hits.endswith("failcnt"):
+                with open(self._hits, encoding="ascii") as file:
+                    return int(file.read())
+            return _numbers(self._hits).get("oom", 0)
+        except (OSError, ValueError):
+            return 0
+
+
+def _own_groups() -> str:
+    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
+        return file.read()
+    return ""
 
 
 def _numbers(path: str) -> dict[str, int]:

@@ -15,9 +15,10 @@ from agent_runtime.executor.host import WorkspaceFailure
 from agent_runtime.executor.init.processes import Process, all_processes, descendants, live_threads, runnable_threads
 from agent_runtime.executor.init.trees import remove_entry
 from agent_runtime.executor.overlay.memory import last_mark
-from agent_runtime.executor.overlay.sandbox_memory import MeasuredUse, SandboxMemory, grouped, tools_of
+from agent_runtime.executor.overlay.sandbox_memory import MeasuredUse, SandboxMemory, grouped, only_group, tools_of
 from agent_runtime.executor.overlay.usage import (
     MAX_NICE,
+    KernelKills,
     Usage,
     excess,
     fair_nice,
@@ -88,11 +89,13 @@ class Watch:
         self._awake = asyncio.Event()
         with open(os.memfd_create("device", os.MFD_CLOEXEC), "rb") as probe:
             self._memory_device = os.fstat(probe.fileno()).st_dev
+        self._is_shared = host.config.places > 1
         self._memory = (
             None
             if self._memory_limit is None
-            else SandboxMemory(self._memory_limit, self._processors, shared=host.config.places > 1)
+            else SandboxMemory(self._memory_limit, self._processors, shared=self._is_shared)
         )
+        self._kills = KernelKills()
         self._measured = MeasuredUse(time.monotonic())
         self._machine_shared = 0
         self._killed: dict[Workspace, str] = {}
@@ -149,14 +152,25 @@ class Watch:
 
     def _look_for_kills(self) -> None:
         """End all that run if the kernel has ended a process. Each of them may have lost it, and a verifier that was killed
-        would give a wrong verdict. In a sandbox with a single place, the workspace has used up the memory itself.
+        would give a wrong verdict. In a sandbox with a single place whose limit was reached, the workspace has used up the
+        memory itself.
         """
-        if self._memory is not None and self._memory.has_new_kills():
-            only = self._memory.only_group(self._observations)
-            self._killed = dict.fromkeys(only or self._running(), "SandboxMemory" if only is None else "Memory")
+        if self._kills.look():
+            only = only_group(self._observations, shared=self._is_shared) if self._kills.own_limit_was_hit else None
+            self._killed = {one: self._cause_of_kill(one, is_own=only is not None) for one in only or self._running()}
             for group in grouped(self._killed):
                 if not self._stopping.keys() & set(group):
                     self._end_for_memory(group, self._killed[group[0]])
+
+    def _cause_of_kill(self, workspace: Workspace, *, is_own: bool) -> str:
+        """Return the cause of its end. Where only the workspace has a limit, it kept it. Where the sandbox has one, programs
+        may exceed both so fast that it cannot be told.
+        """
+        if is_own:
+            return "Memory"
+        ((first, *_),) = grouped([workspace])
+        is_within_limits = self._memory_limit is None and first.spec.limits.memory_bytes is not None
+        return "SandboxMemory" if is_within_limits else "OOMKilled"
 
     def _running(self) -> list[Workspace]:
         return [member for group in grouped(self._active) for member in group]
@@ -200,8 +214,8 @@ class Watch:
             self._hold(workspace)
         if not self._active:
             self._awake.clear()
+        self._look_for_kills()
         if self._memory is not None:
-            self._look_for_kills()
             uncertain = {workspace for workspace, seen in self._observations.items() if seen.mappings is None}
             ending = self._memory.check(self._active, self._observations, uncertain)
             if ending is not None and not self._stopping:
@@ -221,10 +235,8 @@ class Watch:
             self._stop(largest, self._end(largest, cause))
             return
         for member in group:
-            message = (
-                f"workspace {member.spec.id!r} was ended because the sandbox's memory, which its workspaces share, was used "
-                "up; its own limit was not reached"
-            )
+            why = "the kernel ended a process" if cause == "OOMKilled" else "its own limit was not reached"
+            message = f"workspace {member.spec.id!r} was ended because memory that it shares was used up; {why}"
             self._stop(member, self._fail(member, cause, message))
 
     async def _fail(self, workspace: Workspace, cause: str, message: str) -> None:

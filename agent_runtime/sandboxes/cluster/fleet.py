@@ -23,7 +23,6 @@ from agent_runtime.sandboxes.cluster.sandbox_object import (
     SandboxView,
     deleted,
     found_spec,
-    found_spec,
     kind_of,
     new_name,
     sandbox_object,

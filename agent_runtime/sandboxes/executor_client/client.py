@@ -22,6 +22,7 @@ from urllib.parse import quote
 from agent_runtime.executor.commands.streams import UPGRADE
 from agent_runtime.sandboxes.base import (
     DISK_FULL,
+    OOM_KILLED,
     SANDBOX_MEMORY,
     CommandResult,
     DiskFailed,
@@ -128,8 +129,7 @@ def refusal(status: int, body: bytes, what: str) -> Exception:
         case "WorkspaceFailed" if error.get("cause") == DISK_FULL:
             return disk_full(message)
         case "WorkspaceFailed":
-            cause = error.get("cause")
-            return SandboxFailure(SANDBOX_MEMORY if cause == SANDBOX_MEMORY else "WorkspaceLost", message)
+            return SandboxFailure(reason_of_loss(error.get("cause")), message)
         case "NotFound" if "path" in error:
             return MissingFile(str(error["path"]), message)
         case "NotFound":
@@ -140,6 +140,11 @@ def refusal(status: int, body: bytes, what: str) -> Exception:
         case "Unauthorized":
             return SandboxFailure("SandboxLost", f"another executor answers at this address: {message}")
     return ExecutorRefusal(code, message, {k: v for k, v in error.items() if k not in ("code", "message")})
+
+
+def reason_of_loss(cause: Any) -> str:
+    """Return the reason of a workspace that its executor has ended, by the cause that it gives."""
+    return cause if cause in (SANDBOX_MEMORY, OOM_KILLED) else "WorkspaceLost"
 
 
 def disk_full(what: str) -> SandboxFailure:

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from agent_runtime.sandboxes.base import (
     DISK_FULL,
+    OOM_KILLED,
     SANDBOX_MEMORY,
     Ancestors,
     Carried,
@@ -38,6 +39,7 @@ from agent_runtime.sandboxes.executor_client.client import (
     Query,
     Reply,
     disk_full,
+    reason_of_loss,
 )
 from agent_runtime.sandboxes.executor_client.connection import Body
 from agent_runtime.sandboxes.executor_client.model_port import serve_model
@@ -140,8 +142,9 @@ class ExecutorWorkspace:
         failure = state.get("failure") or {}
         if failure.get("cause") in LIMIT_CAUSES:
             raise WorkspaceLimit(failure["cause"], str(failure.get("message", "")))
-        reason = SANDBOX_MEMORY if failure.get("cause") == SANDBOX_MEMORY else "WorkspaceLost"
-        raise SandboxFailure(reason, f"workspace {self.name} is {state['state']}: {failure}")
+        raise SandboxFailure(
+            reason_of_loss(failure.get("cause")), f"workspace {self.name} is {state['state']}: {failure}"
+        )
 
     async def is_frozen(self) -> bool:
         """Whether the workspace exists and is frozen."""
@@ -181,7 +184,7 @@ class ExecutorWorkspace:
             raise WorkspaceLimit(answer.cause, f"the command used up the {answer.cause.lower()} of its workspace")
         if answer.cause == DISK_FULL:
             raise disk_full(f"command {key} of {self.name}")
-        if answer.cause in ("WorkspaceEnded", "Attacked", SANDBOX_MEMORY):
+        if answer.cause in ("WorkspaceEnded", "Attacked", SANDBOX_MEMORY, OOM_KILLED):
             await self.require_live()
         return answer
 

@@ -12,7 +12,7 @@ import pytest
 
 from agent_runtime.executor.init.processes import all_processes
 from agent_runtime.executor.overlay import usage
-from agent_runtime.executor.overlay.usage import OwnGroup, shared_mappings
+from agent_runtime.executor.overlay.usage import KernelKills, OwnGroup, shared_mappings
 
 MB = 1 << 20
 HOLDS = """
@@ -104,22 +104,35 @@ def test_use_of_the_containers_own_control_group(files: dict[str, str], used: in
     assert OwnGroup(400 * MB, str(tmp_path)).used()[0] == used * MB
 
 
+CONTAINERS = "4:memory:/kubepods/pod1\n0::/kubepods/pod1\n"
+
+
 @pytest.mark.parametrize(
-    ("limit", "events", "text", "kills"),
+    ("events", "hits", "text", "hit"),
     [
-        ("memory.max", "memory.events", "low 0\noom 7\noom_kill 3\n", 3),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.oom_control",
-            "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
-            2,
-        ),
-        ("memory.max", "memory.events", "", 0),
-        ("memory.max", "other", "oom_kill 3\n", 0),
+        ("memory.events", "memory.events.local", "low 0\noom 7\noom_kill {}\n", "oom {}\n"),
+        ("kubepods/pod1/memory.events", "kubepods/pod1/memory.events.local", "oom_kill {}\n", "oom {}\n"),
+        ("memory/memory.oom_control", "memory/memory.failcnt", "oom_kill_disable 0\noom_kill {}\n", "{}\n"),
+        ("memory/kubepods/pod1/memory.oom_control", "memory/kubepods/pod1/memory.failcnt", "oom_kill {}\n", "{}"),
     ],
 )
-def test_processes_that_the_kernel_has_ended(limit: str, events: str, text: str, kills: int, tmp_path: Path) -> None:
-    for name, content in ((limit, str(500 * MB)), (events, text)):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
-    assert OwnGroup(400 * MB, str(tmp_path)).kills() == kills
+def test_processes_that_the_kernel_has_ended(events: str, hits: str, text: str, hit: str, tmp_path: Path) -> None:
+    def write(kills: int, times_hit: int) -> None:
+        for name, content in ((events, text.format(kills)), (hits, hit.format(times_hit))):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content)
+
+    write(3, 5)
+    kills = KernelKills(str(tmp_path), CONTAINERS)
+    assert (kills.look(), kills.own_limit_was_hit) == (False, False), "before the executor's start"
+    write(4, 5)
+    assert (kills.look(), kills.own_limit_was_hit) == (True, False)
+    assert not kills.look()
+    write(5, 6)
+    assert (kills.look(), kills.own_limit_was_hit) == (True, True)
+
+
+@pytest.mark.parametrize("text", ["", "nothing", "oom_kill_disable 0\nunder_oom 0\n"])
+def test_without_a_count_of_the_kernel_there_are_no_kills(text: str, tmp_path: Path) -> None:
+    (tmp_path / "memory.events").write_text(text)
+    assert not KernelKills(str(tmp_path), CONTAINERS).look()

@@ -623,17 +623,20 @@ async def test_command_that_ended_with_its_workspace_has_the_workspaces_reason(
 
 
 @pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("cause", "evidence"), [("SandboxMemory", Evidence.OUTSIDE), ("OOMKilled", Evidence.UNEXPLAINED)]
+)
 async def test_workspace_ended_for_the_sandboxs_memory_is_no_limit_of_its_own(
-    server: ScriptedExecutor, workspace: ExecutorWorkspace, late: bool
+    server: ScriptedExecutor, workspace: ExecutorWorkspace, late: bool, cause: str, evidence: Evidence
 ) -> None:
     def then_failed(number: int) -> bytes | None:
-        server.script = [says({"state": "Failed", "failure": {"cause": "SandboxMemory", "message": "used up"}})]
-        return ended(None, signal=9, cause="SandboxMemory")(number)
+        server.script = [says({"state": "Failed", "failure": {"cause": cause, "message": "used up"}})]
+        return ended(None, signal=9, cause=cause)(number)
 
-    server.answers = [refused("WorkspaceFailed", cause="SandboxMemory") if late else then_failed]
+    server.answers = [refused("WorkspaceFailed", cause=cause) if late else then_failed]
     with pytest.raises(SandboxFailure) as failure:
         await workspace.run("make", key="1:bash", deadline_seconds=60)
-    assert (failure.value.reason, failure.value.evidence) == ("SandboxMemory", Evidence.OUTSIDE)
+    assert (failure.value.reason, failure.value.evidence) == (cause, evidence)
 
 
 @pytest.mark.parametrize("code", ["BadRequest", "TooLarge", "FileError"])
