@@ -184,8 +184,8 @@ def notes(seals: Iterable[Seal]) -> list[str]:
             by_stop[result.stop_reason].add(result.index)
         if seal.verdict and seal.verdict.dropped:
             dropped.add(result.index, set(seal.verdict.dropped))
-        if seal.verdict and seal.verdict.message and not seal.verdict.passed:
-            unjudged.add(result.index, [seal.verdict.message[:REASON_CHARACTERS]])
+        if result.verifier_message:
+            unjudged.add(result.index, [shortened_line(result.verifier_message)])
         if result.token_forks:
             forked.add(result.index, times=result.token_forks)
         for name, report in result.plugins.items():

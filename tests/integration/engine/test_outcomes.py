@@ -407,6 +407,7 @@ async def test_verdict_says_why_nothing_could_be_graded_when_the_agent_had_finis
     seal = json.loads((tmp_path / ran.summary.folder / "seals" / "0.json").read_text())
     assert "nothing was left to grade" in seal["verdict"]["message"]
     assert "a path of 4096 bytes or more" in seal["verdict"]["message"]
+    assert seal["result"]["verifierMessage"] == seal["verdict"]["message"]
     assert seal["result"]["message"] == "done"
 
 

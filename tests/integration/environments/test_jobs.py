@@ -96,6 +96,7 @@ async def test_answer_with_several_actions_takes_each_as_a_step_up_to_max_steps(
     )
     assert (reached.reward, reached.turns, reached.passed) == (1.0, 1, True)
     assert (cut.reward, cut.turns, cut.passed) == (0.0, 1, False)
+    assert cut.verifier_message is None
 
 
 def game(name: str, run_in: str, max_steps: int = 100, **timeouts: float) -> dict[str, Any]:

@@ -63,8 +63,8 @@ def test_error_of_a_tool_is_shown_once_for_all_rollouts_with_its_place() -> None
 
 
 def test_verifiers_without_a_usable_report_are_counted_by_reason() -> None:
-    silent = Verdict(reward=0, passed=False, message="reward.txt was not written")
-    (note,) = notes([result(0), result(1), result(2)], {0: silent, 2: silent})
+    silent = [result(index, verifierMessage="reward.txt was not written") for index in (0, 2)]
+    (note,) = notes([silent[0], result(1), silent[1]], {})
     assert "2 rollouts got a failed verdict" in note
     assert "reward.txt was not written ×2." in note
     assert "Rollouts 0, 2." in note
