@@ -96,6 +96,8 @@ class JobFile(ApiModel):
     """Unix seconds."""
     manifest: dict[str, Any]
     tasks: TaskList
+    command: str | None = None
+    """Shell command that began the run, and that resumes it; None if no command did."""
 
 
 class JobRecord:
@@ -120,8 +122,11 @@ class JobRecord:
         return record
 
     @classmethod
-    async def find(cls, store: Store, job: RolloutJob, tasks: Sequence[Task], *, new: bool = False) -> "JobRecord":
+    async def find(
+        cls, store: Store, job: RolloutJob, tasks: Sequence[Task], *, new: bool = False, command: str | None = None
+    ) -> "JobRecord":
         """Return the run that a start of this job resumes, or a new one, of which nothing is written before `begin`.
+        `command` is kept in a new one.
 
         A job with `metadata.uid` has one run. Otherwise it is the newest run of that name with the same manifest and
         tasks. `new` always gives another run. Raises ManifestChanged, NameTaken, RecordCorrupt.
@@ -134,7 +139,7 @@ class JobRecord:
             uid = _run_to_resume(runs, job, listed)[1].uid
         if new or uid is None:
             uid = str(uuid.uuid4())
-        wanted = JobFile(uid=uid, created=created, manifest=job.wire(), tasks=listed)
+        wanted = JobFile(uid=uid, created=created, manifest=job.wire(), tasks=listed, command=command)
         record = cls(store, run_folder(name, uid), job, wanted)
         record.resumed = await record._exists()
         return record

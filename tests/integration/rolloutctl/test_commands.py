@@ -389,6 +389,8 @@ def test_stopped_run_resumes(shell: Shell) -> None:
     assert process.returncode == 130, told
     assert "Resume with: rolloutctl run slow.yaml" in told
     assert "Traceback" not in told
+    job_file = next(shell.folder.glob("out/slow-*/job.json"))
+    assert json.loads(job_file.read_text())["command"] == f"cd {shell.folder} && rolloutctl run slow.yaml"
     sealed = {path.name: path.read_bytes() for path in shell.folder.glob("out/slow-*/seals/*.json")}
     assert 0 < len(sealed) < 6
     again = shell("run", "slow.yaml", "-o", "json")
