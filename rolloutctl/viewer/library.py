@@ -20,7 +20,7 @@ from agent_runtime.recording.store import READS_AT_ONCE, Store
 from agent_runtime.statistics import advantages
 from rollout_api.records import Record, Seal
 from rollout_api.rewards import GroupBy
-from rolloutctl.viewer.live import InFlight
+from rolloutctl.viewer.live import InFlight, member_of
 from rolloutctl.viewer.rollout import Rollout, changes, visible
 from rolloutctl.viewer.summary import FIGURES_OF_A_ROW, facts, of_statistics, row, summary
 from rolloutctl.viewer.table import RolloutTable, fields
@@ -163,14 +163,16 @@ class OpenRun:
         if self._state.finished:
             return "finished", latest
         is_alive = _is_alive(self.run, self._state.health, now)
-        return "running" if is_alive else "stopped", latest
+        return "running" if is_alive else "unfinished", latest
 
     async def rollout(self, index: int, attempt: int | None = None) -> Rollout:
         """Return a rollout for its page. Raises NoSuchRun, RecordCorrupt."""
         seal, records = await self._records(index, attempt)
+        task, member = member_of(self.run, index)
         if seal is None or attempt not in (None, seal.result.attempt):
-            return Rollout(records)
-        return Rollout(records, seal.result, seal.verdict, self._advantage(index, seal.result.group))
+            return Rollout(records, task=task, member=member)
+        advantage = self._advantage(index, seal.result.group)
+        return Rollout(records, seal.result, seal.verdict, advantage, task=seal.result.task, member=member)
 
     async def reader(self, index: int) -> tuple[RunReader, Seal | None]:
         """Return a reader that knows the seal of this rollout, and the seal if there is one. Raises RecordCorrupt."""

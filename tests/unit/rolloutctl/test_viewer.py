@@ -193,7 +193,7 @@ def test_a_learning_curve_has_a_point_for_each_label_in_the_order_of_submission(
     assert asyncio.run(curve("unlabelled", rollouts[3:4])) == []
 
 
-async def test_exceptions_of_tools_and_plugins_and_the_rate_since_the_start_are_in_the_summary(tmp_path: Path) -> None:
+async def test_summary_has_exceptions_of_own_code_verifier_problems_and_the_rate(tmp_path: Path) -> None:
     now = time.time()
     rollouts = []
     for index in range(4):
@@ -202,6 +202,7 @@ async def test_exceptions_of_tools_and_plugins_and_the_rate_since_the_start_are_
         changed = {
             "tool_tracebacks": {"boom": "Traceback\nRuntimeError: kaput"},
             "plugins": {"own:Judge": PluginReport(calls=1, failed=1, error="filter_tool_call: ValueError: no")},
+            "verifier_message": "reward.txt was not written",
             "started": now - 60.0,
             "ended": now - 1.0,
         }
@@ -215,6 +216,7 @@ async def test_exceptions_of_tools_and_plugins_and_the_rate_since_the_start_are_
     causes = {cause["where"] for cause in summary["causes"]}
     assert 'toolError == "boom: RuntimeError: kaput"' in causes
     assert 'pluginError == "own:Judge: filter_tool_call: ValueError: no"' in causes
+    assert 'verifierError == "reward.txt was not written"' in causes
     assert 3 < summary["perMinute"] < 4.1, "the rollouts took a minute, though they ended in the same second"
 
 
