@@ -4,6 +4,7 @@ import { ago, compact, count, money, number, percent, plural, seconds, when } fr
 import { Copy, Problem, State, Tiles, useAsync, useKeys, useSummary, useTitle } from "./parts";
 import { href, rolloutLink, runLink, setQuery, useRoute } from "./router";
 import { meanReward, type Health, type Row, type Source, type Summary } from "./source";
+import { Block } from "./text";
 import { VirtualTable, type Column } from "./table";
 import { parse, quoted, type Condition } from "./where";
 
@@ -91,6 +92,7 @@ function Head({ summary, source }: { summary: Summary; source: Source }) {
       <h1>{summary.name} <State state={summary.state} /></h1>
       <p class="about">{[summary.mode, summary.model, summary.agent && `agent ${summary.agent}`, when(summary.started ?? summary.created), summary.uri].filter(Boolean).join("  ·  ")}</p>
       {summary.aborted && <Problem text={`This run was aborted: ${summary.aborted}`} />}
+      {summary.error && <EndingError text={summary.error} />}
       {summary.problem && <Problem text={`Reading this run failed, and is tried again. ${summary.problem}`} />}
       {Object.entries(summary.damaged).slice(0, 10).map(([index, problem]) => <Problem text={`Rollout ${index} cannot be read: ${problem}`} />)}
       {summary.state === "stopped" && (
@@ -102,6 +104,17 @@ function Head({ summary, source }: { summary: Summary; source: Source }) {
       {summary.forgeable > 0 && <p class="hint">{summary.forgeable === summary.sealed ? "All rewards" : plural(summary.forgeable, "reward")} could have been forged by the agents: <a href={runLink(summary.folder, { where: "forgeable == true" })}>which</a>. See verifier.mode and sandbox isolation in the manifest.</p>}
       {summary.isReading && <p class="hint" role="status">Reading… {count(summary.read)} of {count(summary.sealed)} rollouts so far.</p>}
     </header>
+  );
+}
+
+/** The error that ended the run, with the traceback of an agent's own exception. */
+function EndingError({ text }: { text: string }) {
+  const [line, ...rest] = text.split("\n");
+  return (
+    <>
+      <Problem text={`This run ended with an error: ${line}`} />
+      {rest.length > 0 && <Block text={rest.join("\n")} label="details" error />}
+    </>
   );
 }
 
