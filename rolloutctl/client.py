@@ -29,7 +29,7 @@ from rollout_api.manifest import load_manifest
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
-from rolloutctl.manifest import use_modules_beside
+from rolloutctl.manifest import use_modules_in
 from rolloutctl.sources import stored_tasks
 from rolloutctl.trajectories import Trajectory, read_trajectory
 
@@ -128,5 +128,5 @@ def _load(job: RolloutJob | str | Path) -> tuple[RolloutJob, Path, list[Path]]:
         return job, Path.cwd(), []
     path = Path(job).resolve()
     loaded = load_manifest(path)
-    use_modules_beside(path)
+    use_modules_in(path.parent)
     return loaded, path.parent, [path]
