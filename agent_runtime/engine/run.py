@@ -137,13 +137,6 @@ async def run_job(
         return await _run(context, loaded, stop)
 
 
-def _about_isolation(warnings: Sequence[str]) -> list[str]:
-    """Return one line for all that the sandboxes of this machine lack."""
-    if not warnings:
-        return []
-    return [f"Isolation: {'; '.join(warnings)}. See docs/workspaces.md#what-each-mode-isolates-and-limits"]
-
-
 async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) -> JobSummary:
     job, record, tasks = context.job, context.record, loaded.tasks
     stream = None if job.spec.tasks.stream is None else StreamFeed(context, job.spec.tasks.stream)
@@ -156,11 +149,8 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
             total=total,
             sealed=len(context.results),
             resumed=bool(context.begun or context.results),
-            warnings=(
-                *map(str, [*loaded.warnings, *about_services(job, tasks)]),
-                *_about_isolation(context.provider.warnings),
-                *context.plugins.warnings,
-            ),
+            warnings=(*map(str, [*loaded.warnings, *about_services(job, tasks)]), *context.plugins.warnings),
+            isolation=tuple(context.provider.warnings),
             results=context.results.values(),
         )
     )

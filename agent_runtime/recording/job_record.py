@@ -292,18 +292,18 @@ def _run_to_resume(
     return runs[0]
 
 
-async def job_files(store: Store) -> AsyncIterator[tuple[str, JobFile]]:
-    """Yield the folder and `job.json` of each run. A folder without a readable `job.json` is not a run."""
+async def job_files(store: Store) -> AsyncIterator[tuple[str, JobFile | RecordCorrupt]]:
+    """Yield the folder and `job.json` of each run, or why this file cannot be read. Other folders are not runs."""
     folders = await store.folders()
     for start in range(0, len(folders), READS_AT_ONCE):
         batch = folders[start : start + READS_AT_ONCE]
         for folder, data in zip(batch, await store.get_all(list(map(_job_key, batch))), strict=True):
-            try:
-                job_file = None if data is None else _parsed_job_file(folder, data)
-            except RecordCorrupt:
+            if data is None:
                 continue
-            if job_file is not None:
-                yield folder, job_file
+            try:
+                yield folder, _parsed_job_file(folder, data)
+            except RecordCorrupt as error:
+                yield folder, error
 
 
 async def read_job_file(store: Store, folder: str) -> JobFile | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agent_runtime.recording.overview import Overview
-from agent_runtime.recording.reader import RunFolder
+from agent_runtime.recording.reader import DamagedRun, RunFolder
 from agent_runtime.statistics import mean, pass_at_k, standard_error
 from rollout_api.model import Prices
 from rolloutctl.viewer.rollout import visible
@@ -107,6 +107,20 @@ def row(run: Overview) -> Json:
             "aborted": run.aborted,
             "damaged": run.damaged,
         }
+    )
+
+
+def row_of_damaged(run: DamagedRun) -> Json:
+    """Return a run whose `job.json` cannot be read as a row of the list of runs."""
+    texts = dict.fromkeys(("mode", "model", "agent"), "")
+    missing = (*FIGURES_OF_A_ROW, "total", "currency", "duration", "cost", "aborted")
+    counts = dict.fromkeys(("sealed", "masked", "graded", "tasks", "tokens"), 0)
+    return (
+        dict.fromkeys(missing)
+        | texts
+        | counts
+        | {"folder": run.folder, "name": run.folder, "created": run.written, "k": 1, "damaged": run.problem}
+        | {"finished": False, "running": False}
     )
 
 

@@ -1015,7 +1015,7 @@ async def test_takeover_continues_in_the_workspace_of_a_new_checkpoint(
 
 async def test_a_trainers_session_outlives_its_process_and_changes_of_the_policy(tmp_path: Path) -> None:
     job = stream_job(tmp_path)
-    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}}
+    common: dict[str, Any] = {"base_dir": tmp_path}
     world = f"outcomes-{next(worlds)}"
 
     async with RolloutSession(job, provider=DummyProvider(world), model=OneCall(version="1"), **common) as session:

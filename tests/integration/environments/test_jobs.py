@@ -183,7 +183,7 @@ async def test_a_trainer_submits_environments_and_gets_groups_with_their_advanta
     document_ = document(groupSize=4, reward={"groupBy": "Group", "method": "Mean"})
     document_["spec"]["tasks"] = {"stream": {}}
     job = RolloutJob.model_validate(document_)
-    async with RolloutSession(job, base_dir=tmp_path, environ={}, model=FunctionModel(wander, "test")) as session:
+    async with RolloutSession(job, base_dir=tmp_path, model=FunctionModel(wander, "test")) as session:
         for seed in (1, 2):
             lake = TaskEnvironment(id="FrozenLake", seed=seed, max_steps=4, format_penalty=-1)
             await session.submit(Task(name=f"lake-{seed}", prompt="{observation}", environment=lake), f"step-{seed}")

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -226,7 +227,8 @@ def test_settings_that_are_a_link_out_of_the_folder_are_refused_and_other_tasks_
     config.unlink()
     config.symlink_to(target)
     assert "linked/task.toml: is a " in refused(tmp_path)
-    for source in ({}, {"filter": {"name": ["good", "linked"]}}):
+    sources: list[dict[str, Any]] = [{}, {"filter": {"name": ["good", "linked"]}}]
+    for source in sources:
         assert [task.name for task in load(tmp_path, skipUnusable=True, **source).tasks] == ["good"]
 
 

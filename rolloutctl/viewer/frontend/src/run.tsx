@@ -93,6 +93,7 @@ function Head({ summary, source }: { summary: Summary; source: Source }) {
       <h1>{summary.name} <State state={summary.state} /></h1>
       <p class="about">{[summary.mode, summary.model, summary.agent && `agent ${summary.agent}`, when(summary.started ?? summary.created), summary.uri].filter(Boolean).join("  ·  ")}</p>
       {summary.aborted && <Problem text={`This run was aborted: ${summary.aborted}`} />}
+      {summary.error && <EndingError text={summary.error} />}
       {summary.problem && <Problem text={`Reading this run failed, and is tried again. ${summary.problem}`} />}
       {Object.entries(summary.damaged).slice(0, 10).map(([index, problem]) => <Problem text={`Rollout ${index} cannot be read: ${problem}`} />)}
       {summary.state === "unfinished" && (
@@ -104,6 +105,17 @@ function Head({ summary, source }: { summary: Summary; source: Source }) {
       {summary.forgeable > 0 && <p class="hint">{summary.forgeable === summary.sealed ? "All rewards" : plural(summary.forgeable, "reward")} could have been forged by the agents: <a href={runLink(summary.folder, { where: "forgeable == true" })}>which</a>. See verifier.mode and sandbox isolation in the manifest.</p>}
       {summary.isReading && <p class="hint" role="status">Reading… {count(summary.read)} of {count(summary.sealed)} rollouts so far.</p>}
     </header>
+  );
+}
+
+/** The error that ended the run, with the traceback of an agent's own exception. */
+function EndingError({ text }: { text: string }) {
+  const [line, ...rest] = text.split("\n");
+  return (
+    <>
+      <Problem text={`This run ended with an error: ${line}`} />
+      {rest.length > 0 && <Block text={rest.join("\n")} label="details" error />}
+    </>
   );
 }
 

@@ -23,7 +23,7 @@ export type Summary = {
   health: Health | null;
   folder: string; name: string; uri: string; created: number; mode: string; model: string; agent: string; state: string;
   command: string | null; canBranch: boolean;
-  latest: number | null; aborted: string | null; isReading: boolean; problem: string | null; damaged: Record<string, string>;
+  latest: number | null; aborted: string | null; error: string | null; isReading: boolean; problem: string | null; damaged: Record<string, string>;
   inFlight: { count: number; shown: Flight[] }; fields: Field[]; time: number; sealed: number; read: number; turns: number; tools: number;
   promptTokens: number; completionTokens: number; cachedTokens: number; started: number | null; finished: number | null;
   masked: number; lost: number; cheats: number; forgeable: number; total: number | null; k: number; groups: number; cost: number | null;
