@@ -544,6 +544,8 @@ class Result(ApiModel):
     forgeable: bool = False
     dropped: int = 0
     """Number of the verdict's `dropped` files: an agent may have tried to cheat."""
+    verifier_message: str | None = None
+    """Why a failed verdict has no usable report of the verifier; None if it has one. Shortened to 300 characters."""
     attempt: int
     """Number of the sealed attempt."""
     failed_attempts: list[AttemptSummary] = []

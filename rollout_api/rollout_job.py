@@ -177,7 +177,7 @@ class Agent(ApiModel):
     """Trajectory file that the program of `Command` writes. It is kept with the rollout and converted to ATIF."""
 
     mcp_servers: Annotated[list[McpServer], Field(max_length=16)] = []
-    """Servers whose tools are added to `tools`. Needs `pip install 'agent-rollouts[mcp]'` in the runner's environment.
+    """Servers whose tools are added to `tools`. Needs the extra `mcp` in the runner's environment.
     """
     context: ContextLimit | None = None
     """Limits the length of the conversation. Each cut begins a new branch. Without it, the server's own limit ends the

@@ -29,7 +29,7 @@ from rollout_api.manifest import load_manifest
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
-from rolloutctl.manifest import use_modules_beside
+from rolloutctl.manifest import use_modules_in
 from rolloutctl.sources import stored_tasks
 from rolloutctl.trajectories import Trajectory, read_trajectory
 
@@ -45,7 +45,7 @@ class Client:
 
     A job is a RolloutJob or the path of its manifest. Relative paths in it start at the manifest's folder, or for a
     RolloutJob at the working directory. `provider` and `model` override the manifest. API keys and storage credentials are
-    read from `environ`, by default `os.environ`. `plugins` (objects or classes) are called after the manifest's.
+    read from environment variables. `plugins` (objects or classes) are called after the manifest's.
     """
 
     def __init__(
@@ -53,11 +53,9 @@ class Client:
         *,
         provider: Provider | SandboxProvider | None = None,
         model: Model | None = None,
-        environ: Mapping[str, str] | None = None,
         plugins: Sequence[object] = (),
     ) -> None:
-        self._environ = os.environ if environ is None else environ
-        self._settings: Any = {"environ": self._environ, "provider": provider, "model": model, "plugins": plugins}
+        self._settings: Any = {"provider": provider, "model": model, "plugins": plugins}
 
     async def run(
         self,
@@ -83,9 +81,18 @@ class Client:
 
         loaded, base_dir, private = _load(job)
         if tasks is not None:
-            loaded = await stored_tasks(loaded, tasks, Store.open(output_uri(loaded, base_dir), self._environ))
+            loaded = await stored_tasks(loaded, tasks, Store.open(output_uri(loaded, base_dir), os.environ))
         work = asyncio.create_task(
-            run_job(loaded, base_dir=base_dir, private=private, new=new, observer=observe, stop=stop, **self._settings)
+            run_job(
+                loaded,
+                base_dir=base_dir,
+                environ=os.environ,
+                private=private,
+                new=new,
+                observer=observe,
+                stop=stop,
+                **self._settings,
+            )
         )
         work.add_done_callback(lambda _: finished.put_nowait(None))
         try:
@@ -101,7 +108,7 @@ class Client:
     async def trajectories(self, job: RolloutJob | str | Path) -> AsyncGenerator[Trajectory, None]:
         """Yield the sealed rollouts of a job's newest run as lists of steps, by index. Raises NoSuchRun, RecordCorrupt."""
         loaded, base_dir, _ = _load(job)
-        run = await open_run(Store.open(output_uri(loaded, base_dir), self._environ), loaded.metadata.name)
+        run = await open_run(Store.open(output_uri(loaded, base_dir), os.environ), loaded.metadata.name)
         for index in run.seals:
             yield await read_trajectory(run, index)
 
@@ -121,5 +128,5 @@ def _load(job: RolloutJob | str | Path) -> tuple[RolloutJob, Path, list[Path]]:
         return job, Path.cwd(), []
     path = Path(job).resolve()
     loaded = load_manifest(path)
-    use_modules_beside(path)
+    use_modules_in(path.parent)
     return loaded, path.parent, [path]

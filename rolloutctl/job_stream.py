@@ -46,9 +46,7 @@ class JobStream:
         return self._store.uri
 
     @classmethod
-    async def open(
-        cls, reference: str, environ: Mapping[str, str] | None = None, *, patience_seconds: float = 0
-    ) -> Self:
+    async def open(cls, reference: str, *, patience_seconds: float = 0) -> Self:
         """Open the stream of a run by its URI or folder, its manifest, or its name in ./out.
 
         A run exists once its runners have started. If it does not exist yet, wait up to `patience_seconds`. Raises
@@ -57,7 +55,7 @@ class JobStream:
         deadline = time.monotonic() + patience_seconds
         while True:
             try:
-                run = await find_run_folder(reference, environ)
+                run = await find_run_folder(reference)
             except (CommandError, NoSuchRun):
                 if time.monotonic() >= deadline:
                     raise

@@ -34,18 +34,18 @@ def read_manifest(path: Path) -> RolloutJob:
         job = load_manifest(path)
     except ManifestError as error:
         raise CommandError(describe(path, error), hint=MANIFEST_HELP) from error
-    use_modules_beside(path)
+    use_modules_in(path.parent)
     return job
 
 
-def use_modules_beside(path: Path) -> None:
-    """Let `module:name` in a manifest refer to a module in the manifest's folder.
+def use_modules_in(folder: Path) -> None:
+    """Let `module:name` refer to a module in a folder, such as the manifest's.
 
     Installed modules and PYTHONPATH come first, so that no file there replaces one of them.
     """
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    entry = str(folder.resolve())
+    if entry not in sys.path:
+        sys.path.append(entry)
 
 
 def describe(path: Path, error: ManifestError) -> str:

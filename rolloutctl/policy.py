@@ -3,7 +3,7 @@
     async with ServedPolicy.connect("qwen") as policy:
         await policy.update(7, "s3://bucket/step-7")
 
-Needs `pip install 'agent-rollouts[cluster]'`. docs/policy-updates.md describes what happens during an update.
+Needs the extra `cluster`. docs/policy-updates.md describes what happens during an update.
 """
 
 import asyncio

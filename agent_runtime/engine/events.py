@@ -18,6 +18,8 @@ class JobStarted:
     sealed: int
     resumed: bool
     warnings: tuple[str, ...] = ()
+    isolation: tuple[str, ...] = ()
+    """What the sandboxes do not isolate or enforce, the most important first."""
     results: Collection[Result] = ()
     """Results sealed by earlier processes. They are read from disk each time, so do not store them."""
 

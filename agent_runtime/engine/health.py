@@ -1,5 +1,5 @@
-"""What a run waits for: failing model calls, a silent model, failing storage, lost attempts. Each process of a run writes
-it to `health/<shard>.json`, for those that look at the run from elsewhere. Nothing depends on it.
+"""What a run waits for (failing model calls, a silent model, failing storage, lost attempts), and the error that ended it.
+Each process writes it to `health/<shard>.json`, for those that look at the run from elsewhere. Nothing depends on it.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ class Health:
         self._lost = Counter[str]()
         self._storage = deque[float]()
         self._has_ended = False
+        self._error: str | None = None
 
     def observe(self, event: Event) -> None:
         """Update the state for an event."""
@@ -58,6 +59,7 @@ class Health:
         return HealthReport(
             time=time.time(),
             ended=self._has_ended,
+            error=self._error,
             failing_calls=len(self._failing),
             call_retries=self._retries,
             call_problem=next(reversed(self._failing.values()), None),
@@ -69,7 +71,7 @@ class Health:
 
     @contextlib.asynccontextmanager
     async def written(self, store: Store, shard: int) -> AsyncIterator[None]:
-        """Write the reports of a process while the context is open, and once at its end."""
+        """Write the reports of a process while the context is open, and once at its end, with the error that ended it."""
 
         async def write() -> None:
             # Other parts of the run handle an outage of storage. Nothing depends on this report.
@@ -88,6 +90,9 @@ class Health:
         writing = asyncio.create_task(repeat())
         try:
             yield
+        except Exception as error:
+            self._error = _described(error)
+            raise
         finally:
             writing.cancel()
             await asyncio.wait([writing])
@@ -95,3 +100,9 @@ class Health:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WRITE_SECONDS):
                     await write()
+
+
+def _described(error: Exception) -> str:
+    """Return an error for users. Messages of our own errors are sentences; other ones need their type."""
+    is_own = type(error).__module__.partition(".")[0] in ("agent_runtime", "rollout_api")
+    return str(error) if is_own else f"{type(error).__name__}: {error}"

@@ -82,6 +82,8 @@ class RunEnvironment:
     """Files and folders of this machine that no workspace may see, such as the manifest, which has hidden tests."""
     is_stopped: Callable[[], bool] = lambda: False
     """Whether a person has stopped the run."""
+    command: str | None = None
+    """Shell command with which a person resumes the run."""
 
 
 def refuse_text_only(job: RolloutJob, model: Model) -> None:
@@ -230,7 +232,7 @@ async def open_run(
         if not new and job.metadata.uid is None:
             # Two concurrent first starts would both find no run, and each would create one.
             starting.enter_context(start_lock(uri, job.metadata.name, run_environment.shard.index))
-        record = await JobRecord.find(store, job, tasks, new=new)
+        record = await JobRecord.find(store, job, tasks, new=new, command=run_environment.command)
         stack.enter_context(run_lock(record.uid, run_environment.shard.index, record.folder))
         if record.resumed:
             # Do this before the checks, which may take minutes, so that `gc` does not delete the run meanwhile.

@@ -90,6 +90,7 @@ async def run_job(
     agent: Callable[[], Agent] | None = None,
     tools: Mapping[str, Tool] = MappingProxyType({}),
     private: Sequence[Path] = (),
+    command: str | None = None,
 ) -> JobSummary:
     """Run a job, or one shard of it, to its end, or resume it.
 
@@ -98,7 +99,7 @@ async def run_job(
     `plugins` are called after the manifest's. All checks run before the first rollout: tasks, tools, agent, plugins,
     model, storage. Raises the errors of those parts. Setting `stop` ends the run at once, requesting a `drain` ends it
     after the running turns; both leave the rest resumable. Workspaces on this machine cannot see the files and folders
-    in `private`.
+    in `private`. `command` is the shell command that resumes the run, for its record.
     """
     origins: Sequence[Origin] = ()
     if job.spec.tasks.branch is not None:
@@ -110,7 +111,18 @@ async def run_job(
         loaded = LoadedTasks([]) if job.spec.tasks.stream else load_tasks(job.spec.tasks, base_dir, environ)
     stop = stop or asyncio.Event()
     run_environment = RunEnvironment(
-        base_dir, environ, provider, model, shard, drain or Drain(), plugins, agent, tools, private, stop.is_set
+        base_dir,
+        environ,
+        provider,
+        model,
+        shard,
+        drain or Drain(),
+        plugins,
+        agent,
+        tools,
+        private,
+        stop.is_set,
+        command,
     )
     health = Health()
 
@@ -125,13 +137,6 @@ async def run_job(
         return await _run(context, loaded, stop)
 
 
-def _about_isolation(warnings: Sequence[str]) -> list[str]:
-    """Return one line for all that the sandboxes of this machine lack."""
-    if not warnings:
-        return []
-    return [f"Isolation: {'; '.join(warnings)}. See docs/workspaces.md#what-each-mode-isolates-and-limits"]
-
-
 async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) -> JobSummary:
     job, record, tasks = context.job, context.record, loaded.tasks
     stream = None if job.spec.tasks.stream is None else StreamFeed(context, job.spec.tasks.stream)
@@ -144,11 +149,8 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
             total=total,
             sealed=len(context.results),
             resumed=bool(context.begun or context.results),
-            warnings=(
-                *map(str, [*loaded.warnings, *about_services(job, tasks)]),
-                *_about_isolation(context.provider.warnings),
-                *context.plugins.warnings,
-            ),
+            warnings=(*map(str, [*loaded.warnings, *about_services(job, tasks)]), *context.plugins.warnings),
+            isolation=tuple(context.provider.warnings),
             results=context.results.values(),
         )
     )

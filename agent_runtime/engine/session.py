@@ -1,6 +1,7 @@
 """A run that stays open in a trainer's own process: it accepts tasks during training and yields finished groups."""
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,6 @@ class RolloutSession:
         job: RolloutJob,
         *,
         base_dir: Path,
-        environ: Mapping[str, str],
         provider: Provider | SandboxProvider | None = None,
         model: Model | None = None,
         new: bool = False,
@@ -60,14 +60,15 @@ class RolloutSession:
         plugins: Sequence[object] = (),
         private: Sequence[Path] = (),
     ) -> None:
-        """Workspaces on this machine cannot see `private`. The other arguments are those of `run_job`."""
+        """Workspaces on this machine cannot see `private`. The other arguments are those of `run_job`. API keys and storage
+        credentials are read from environment variables.
+        """
         if job.spec.tasks.stream is None:
             raise ValueError(
                 "a session needs a job with tasks: {stream: {}}; a job with a list of tasks is run as a whole"
             )
-        run_environment = RunEnvironment(base_dir, environ, provider, model, plugins=plugins, private=private)
+        run_environment = RunEnvironment(base_dir, os.environ, provider, model, plugins=plugins, private=private)
         self._run = open_run(job, [], run_environment, new=new, observer=observer)
-        self._environ = environ
         self._in_flight = asyncio.Semaphore(job.spec.tasks.stream.max_in_flight)
         self._finished: deque[FinishedGroup] = deque()
         self._news = asyncio.Event()
@@ -186,7 +187,7 @@ class RolloutSession:
     async def use_model(self, model: ModelSpec | Model) -> None:
         """Use another model for all further model calls, those of running rollouts included."""
         if isinstance(model, ModelSpec):
-            replacement = open_model(model, self._environ)
+            replacement = open_model(model, os.environ)
             self._models.append(replacement)
         else:
             replacement = model

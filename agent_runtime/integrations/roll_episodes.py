@@ -82,16 +82,9 @@ class AgentRunner:
     job's spec. Without `output`, episodes are recorded in a temporary folder.
     """
 
-    def __init__(
-        self,
-        environment: Mapping[str, Any],
-        *,
-        model: Model | None = None,
-        environ: Mapping[str, str] | None = None,
-        **spec: Any,
-    ) -> None:
+    def __init__(self, environment: Mapping[str, Any], *, model: Model | None = None, **spec: Any) -> None:
         self._environment = validate(EnvironmentGroups, dict(environment))
-        self._model, self._environ = model, dict(environ or {})
+        self._model = model
         self._folder = tempfile.TemporaryDirectory(prefix="agent-rollouts-episodes-")
         self._job = validate(
             RolloutJob,
@@ -114,7 +107,7 @@ class AgentRunner:
 
     def __enter__(self) -> Self:
         """Open storage, model and environments. Raises the errors of each."""
-        self._session = RolloutSession(self._job, base_dir=Path(), environ=self._environ, model=self._model)
+        self._session = RolloutSession(self._job, base_dir=Path(), model=self._model)
         self._runner.run(self._session.__aenter__())
         return self
 

@@ -132,8 +132,10 @@ def describe_plugin(name: str) -> Description:
 
 
 def hooks_of(plugin: Any, name: str) -> list[str]:
-    """Return the hooks of a plugin or its class. Raises ExtensionError if it has none, or a misspelt one."""
-    known = _hook_names()
+    """Return the hooks of a plugin or its class. Raises ExtensionError if it has none, a misspelt one, or one with an
+    unknown argument.
+    """
+    known = _hooks()
     methods = [method for method in dir(plugin) if not method.startswith("_") and callable(getattr(plugin, method))]
     for method in methods:
         if method not in known and (
@@ -144,9 +146,25 @@ def hooks_of(plugin: Any, name: str) -> list[str]:
                 f"plugin {name!r}: there is no hook {method}; did you mean {near}? Rename methods that are not hooks"
             )
     hooks = [hook for hook in known if hook in methods]
+    for hook in hooks:
+        _check_arguments(plugin, hook, known[hook], name)
     if not hooks:
         raise ExtensionError(f"plugin {name!r} has no hook; expected methods named like {', '.join(known)}")
     return hooks
+
+
+def _check_arguments(plugin: Any, hook: str, allowed: Sequence[str], name: str) -> None:
+    """Check the arguments of a hook's method, which the hook passes by name. Raises ExtensionError."""
+    parameters = list(inspect.signature(getattr(plugin, hook)).parameters.values())
+    if inspect.isclass(plugin) and inspect.isfunction(inspect.getattr_static(plugin, hook)):
+        parameters = parameters[1:]  # self
+    for parameter in parameters:
+        is_passed = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        if is_passed and parameter.name not in allowed:
+            raise ExtensionError(
+                f"plugin {name!r}: {hook} has no argument {parameter.name!r}; its arguments are {', '.join(allowed)}, and "
+                "a method takes those that it needs"
+            )
 
 
 def _class_of(name: str) -> type[Any]:
@@ -159,11 +177,12 @@ def _class_of(name: str) -> type[Any]:
     return found
 
 
-def _hook_names() -> Sequence[str]:
+def _hooks() -> Mapping[str, Sequence[str]]:
+    """Return the arguments of each hook."""
     try:
-        from agent_runtime.plugins.hooks import HOOKS
+        from agent_runtime.plugins.hooks import HOOKS, Hooks
     except ModuleNotFoundError as error:
         if error.name != "pluggy":
             raise
         raise ExtensionError("plugins need pluggy: pip install 'agent-rollouts[plugins]'") from error
-    return HOOKS
+    return {hook: list(inspect.signature(getattr(Hooks, hook)).parameters)[1:] for hook in HOOKS}

@@ -9,6 +9,7 @@ from typing import Final
 from agent_runtime.recording.build_steps import stored_steps
 from agent_runtime.recording.job_record import is_copy, job_files
 from agent_runtime.recording.layers import DELETION_SECONDS, FOLDER, SPARED_SECONDS, SUFFIX, marker_of
+from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import READS_AT_ONCE, ObjectMeta, Store
 
 LIVE_SECONDS: Final = 24 * 3600.0
@@ -61,6 +62,8 @@ async def list_runs(store: Store) -> list[Run]:
     """Return all runs, oldest first. A folder without a readable `job.json` is not a run and is ignored."""
     runs = []
     async for folder, job_file in job_files(store):
+        if isinstance(job_file, RecordCorrupt):
+            continue
         objects = await store.list(folder)
         runs.append(
             Run(

@@ -1,4 +1,4 @@
-"""Reports of the processes of a run on what they wait for (`health/<shard>.json`)."""
+"""Reports of the processes of a run on what they wait for, and what ended them (`health/<shard>.json`)."""
 
 from typing import Final
 
@@ -18,6 +18,8 @@ class HealthReport(ApiModel):
     """Unix time of the report."""
     ended: bool = False
     """Whether the process has stopped working on the run."""
+    error: str | None = None
+    """The error that ended the process's work on the run, with a traceback if it came from the agent's own code."""
     failing_calls: int = 0
     """Rollouts whose model call failed and is being retried."""
     call_retries: int = 0
@@ -44,6 +46,11 @@ async def health_reports(store: Store) -> list[HealthReport]:
         except RecordCorrupt:
             continue  # written by a later version
     return reports
+
+
+async def last_error(store: Store) -> str | None:
+    """Return the error that ended an unfinished run. None if none did, or if a process works on it again."""
+    return next((report.error for report in await health_reports(store) if report.error is not None), None)
 
 
 def is_working(report: HealthReport, now: float) -> bool:

@@ -96,6 +96,8 @@ class JobFile(ApiModel):
     """Unix seconds."""
     manifest: dict[str, Any]
     tasks: TaskList
+    command: str | None = None
+    """Shell command that began the run, and that resumes it; None if no command did."""
 
 
 class JobRecord:
@@ -120,8 +122,11 @@ class JobRecord:
         return record
 
     @classmethod
-    async def find(cls, store: Store, job: RolloutJob, tasks: Sequence[Task], *, new: bool = False) -> "JobRecord":
+    async def find(
+        cls, store: Store, job: RolloutJob, tasks: Sequence[Task], *, new: bool = False, command: str | None = None
+    ) -> "JobRecord":
         """Return the run that a start of this job resumes, or a new one, of which nothing is written before `begin`.
+        `command` is kept in a new one.
 
         A job with `metadata.uid` has one run. Otherwise it is the newest run of that name with the same manifest and
         tasks. `new` always gives another run. Raises ManifestChanged, NameTaken, RecordCorrupt.
@@ -134,7 +139,7 @@ class JobRecord:
             uid = _run_to_resume(runs, job, listed)[1].uid
         if new or uid is None:
             uid = str(uuid.uuid4())
-        wanted = JobFile(uid=uid, created=created, manifest=job.wire(), tasks=listed)
+        wanted = JobFile(uid=uid, created=created, manifest=job.wire(), tasks=listed, command=command)
         record = cls(store, run_folder(name, uid), job, wanted)
         record.resumed = await record._exists()
         return record
@@ -287,18 +292,18 @@ def _run_to_resume(
     return runs[0]
 
 
-async def job_files(store: Store) -> AsyncIterator[tuple[str, JobFile]]:
-    """Yield the folder and `job.json` of each run. A folder without a readable `job.json` is not a run."""
+async def job_files(store: Store) -> AsyncIterator[tuple[str, JobFile | RecordCorrupt]]:
+    """Yield the folder and `job.json` of each run, or why this file cannot be read. Other folders are not runs."""
     folders = await store.folders()
     for start in range(0, len(folders), READS_AT_ONCE):
         batch = folders[start : start + READS_AT_ONCE]
         for folder, data in zip(batch, await store.get_all(list(map(_job_key, batch))), strict=True):
-            try:
-                job_file = None if data is None else _parsed_job_file(folder, data)
-            except RecordCorrupt:
+            if data is None:
                 continue
-            if job_file is not None:
-                yield folder, job_file
+            try:
+                yield folder, _parsed_job_file(folder, data)
+            except RecordCorrupt as error:
+                yield folder, error
 
 
 async def read_job_file(store: Store, folder: str) -> JobFile | None:

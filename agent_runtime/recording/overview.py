@@ -4,8 +4,9 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from agent_runtime.recording.job_record import job_files, parsed_json, read_abort
-from agent_runtime.recording.reader import RunFolder
+from agent_runtime.recording.health import last_error
+from agent_runtime.recording.job_record import parsed_json, read_abort
+from agent_runtime.recording.reader import DamagedRun, RunFolder, run_folders
 from agent_runtime.recording.results import statistics_of
 from agent_runtime.recording.seals import SealedResults
 from agent_runtime.recording.segments import RecordCorrupt
@@ -18,22 +19,32 @@ class Overview(RunFolder):
     """A run's progress and statistics."""
 
     def __init__(
-        self, run: RunFolder, *, ended: float | None, aborted: str | None, damaged: str | None, stats: Json
+        self,
+        run: RunFolder,
+        *,
+        finished: bool,
+        aborted: str | None,
+        error: str | None,
+        damaged: str | None,
+        stats: Json,
     ) -> None:
         super().__init__(run.store, run.folder, run.job_file)
-        self.ended = ended
-        """Unix time at which its results were written; None if they are not."""
+        self.finished = finished
+        """Whether its results are written."""
         self.aborted = aborted
         """Why the run was aborted."""
+        self.error = error
+        """The error that ended an unfinished run, in several lines; None if a process works on it, or was stopped."""
         self.damaged = damaged
         """Which object cannot be read; `stats` is empty then."""
         self.stats = stats
         """As in `stats.json`, of the rollouts that are sealed so far."""
 
     @property
-    def finished(self) -> bool:
-        """Return whether its results are written."""
-        return self.ended is not None
+    def ended(self) -> float | None:
+        """Return the Unix time at which the last rollout ended, None without one."""
+        ended: float | None = self.stats.get("ended")  # runs of earlier versions lack it
+        return ended
 
     @property
     def mean(self) -> float | None:
@@ -48,26 +59,31 @@ class Overview(RunFolder):
         return error
 
 
-async def overviews(store: Store) -> list[Overview]:
-    """Return all runs, newest first."""
-    runs = [RunFolder(store.below(folder), folder, job_file) async for folder, job_file in job_files(store)]
+async def overviews(store: Store) -> tuple[list[Overview], list[DamagedRun]]:
+    """Return all runs, newest first, and those whose `job.json` cannot be read."""
+    runs, damaged = list[RunFolder](), list[DamagedRun]()
+    async for run in run_folders(store):
+        if isinstance(run, DamagedRun):
+            damaged.append(run)
+        else:
+            runs.append(run)
     newest_first = sorted(runs, key=lambda run: (run.job_file.created, run.folder), reverse=True)
-    return [await overview(run) for run in newest_first]
+    return [await overview(run) for run in newest_first], damaged
 
 
 async def overview(run: RunFolder) -> Overview:
     """Read the progress and statistics of a run."""
     store = run.store
     stored, aborted = await store.get("stats.json"), await read_abort(store)
-    ended = None if stored is None else await store.modified("stats.json")
+    error = await last_error(store) if stored is None and aborted is None else None
     stats: Json = statistics_of(())
     damaged = None
     try:
         stats = await _sealed_statistics(store) if stored is None else parsed_json("stats.json", stored)
-    except RecordCorrupt as error:
-        damaged = str(error)
+    except RecordCorrupt as corrupt:
+        damaged = str(corrupt)
     reason = None if aborted is None else aborted["message"]
-    return Overview(run, ended=ended, aborted=reason, damaged=damaged, stats=stats)
+    return Overview(run, finished=stored is not None, aborted=reason, error=error, damaged=damaged, stats=stats)
 
 
 async def _sealed_statistics(store: Store) -> Json:

@@ -1,17 +1,18 @@
 """Read a run, finished or not, from its stored objects."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agent_runtime.recording import atif
 from agent_runtime.recording.attempt_folder import RECORDS, TOKENS, AttemptFolder, digest_of
 from agent_runtime.recording.branches import Branch, decode_branches, token_branches
-from agent_runtime.recording.job_record import JobFile, newest_run, read_attempt_numbers, read_job_file
+from agent_runtime.recording.job_record import JobFile, job_files, newest_run, read_attempt_numbers, read_job_file
 from agent_runtime.recording.messages import linear
 from agent_runtime.recording.results import statistics_of
 from agent_runtime.recording.seals import StoredSeals, read_seal, read_seals
-from agent_runtime.recording.segments import Closing, RecordCorrupt, decode, restored
+from agent_runtime.recording.segments import Closing, RecordCorrupt, decode, restored, validated
 from agent_runtime.recording.store import Store
 from rollout_api.records import ObjectDigest, Outcome, Record, Result, Seal
 from rollout_api.rollout_job import RolloutJob
@@ -37,16 +38,42 @@ class NoSuchRun(Exception):
 
 
 class RunFolder:
-    """The folder of one run, of which only `job.json` is read."""
+    """The folder of one run, of which only `job.json` is read. Raises RecordCorrupt if its manifest is invalid."""
 
     def __init__(self, store: Store, folder: str, job_file: JobFile) -> None:
         self.store, self.folder, self.job_file = store, folder, job_file
-        self.job = RolloutJob.model_validate(job_file.manifest)
+        key = f"{folder}/job.json"
+        self.job = validated(key, lambda _: RolloutJob.model_validate(job_file.manifest), b"", "manifest.")
 
     @property
     def total(self) -> int | None:
         """Return the number of rollouts; None for an open stream."""
         return None if self.job.spec.tasks.stream else self.job_file.tasks.count * self.job.spec.group_size
+
+
+@dataclass(frozen=True)
+class DamagedRun:
+    """A run whose `job.json` cannot be read. `problem` names the file and says what to do."""
+
+    folder: str
+    problem: str
+    written: float
+    """Unix time at which this file was written."""
+
+
+async def run_folders(store: Store) -> AsyncIterator[RunFolder | DamagedRun]:
+    """Yield all runs, also those whose `job.json` cannot be read."""
+    async for folder, job_file in job_files(store):
+        try:
+            if isinstance(job_file, RecordCorrupt):
+                raise job_file
+            run = RunFolder(store.below(folder), folder, job_file)
+        except RecordCorrupt as error:
+            advice = "Restore this file from a copy of the run, or move the folder away."
+            written = await store.modified(f"{folder}/job.json") or 0.0
+            yield DamagedRun(folder, f"{error}. {advice}", written)
+        else:
+            yield run
 
 
 class RunReader(RunFolder):

@@ -47,11 +47,13 @@ def statistics_of(results: Iterable[Result]) -> dict[str, Any]:
     passed: dict[int, list[bool]] = defaultdict(list)
     seconds: dict[str, list[float]] = defaultdict(list)
     plugins: dict[str, _PluginSums] = defaultdict(_PluginSums)
+    ended: float | None = None
     for result in results:
         outcomes[result.outcome.value] += 1
         stop_reasons.update([result.stop_reason.value] if result.stop_reason else [])
         failure_reasons.update([result.reason] if result.reason else [])
         groups.add(result.group)
+        ended = max(filter(None, (ended, result.ended)), default=None)
         versions.update(result.policy_versions)
         if result.outcome is Outcome.COMPLETED and result.reward is not None:
             rewards[result.group].append(result.reward)
@@ -65,6 +67,7 @@ def statistics_of(results: Iterable[Result]) -> dict[str, Any]:
     return {
         "rollouts": outcomes.total(),
         "groups": len(groups),
+        "ended": ended,
         "outcomes": dict(sorted(outcomes.items())),
         "stopReasons": dict(sorted(stop_reasons.items())),
         "failureReasons": dict(sorted(failure_reasons.items())),

@@ -39,7 +39,7 @@ def lines_of(event: Event) -> Iterator[Line]:
                 f"{verb} its shard of {event.name}: {total} rollouts",
                 {"sealed": event.sealed, "uri": event.uri},
             )
-            for warning in event.warnings:
+            for warning in (*event.warnings, *event.isolation):
                 yield logging.WARNING, warning, {}
         case RolloutSealed(result=result):
             yield (

@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import os
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,8 @@ class ClusterServer:
     and verifies them.
     """
 
-    def __init__(self, policy: ServedPolicy, uri: str, environ: Mapping[str, str]) -> None:
-        self._policy, self._uri, self._environ = policy, uri, environ
+    def __init__(self, policy: ServedPolicy, uri: str) -> None:
+        self._policy, self._uri = policy, uri
 
     async def update(self, version: int, weights: Weights) -> None:
         """See PolicyServer. Raises StorageError, PolicyNotServed."""
@@ -47,15 +46,15 @@ class ClusterServer:
             await self._policy.served(0)
             return
         uri = f"{self._uri}/policy-{version}"
-        await upload(weights, uri, self._environ)
+        await upload(weights, uri)
         await self._policy.update(version, uri)
 
 
-async def upload(weights: Weights, uri: str, environ: Mapping[str, str]) -> None:
+async def upload(weights: Weights, uri: str) -> None:
     """Write weights to object storage. Raises StorageError."""
     with tempfile.TemporaryDirectory(prefix="policy-") as folder:
         policy.save(weights, Path(folder))
-        store = Store.open(uri, environ)
+        store = Store.open(uri, os.environ)
         for file in Path(folder).iterdir():
             await store.put(file.name, file.read_bytes())
 
@@ -78,19 +77,13 @@ async def wait_for_runners(objects: client.CustomObjectsApi, namespace: str) -> 
 
 
 async def learn(
-    objects: client.CustomObjectsApi,
-    namespace: str,
-    image: str,
-    uri: str,
-    secret: str,
-    environ: Mapping[str, str],
-    settings: Settings,
+    objects: client.CustomObjectsApi, namespace: str, image: str, uri: str, secret: str, settings: Settings
 ) -> list[float]:
     """Train the policy; return the learning curve. Creates a ModelServer and a RolloutJob, both named `lake`; the
     ModelServer is deleted at the end, the job is kept.
     """
     weights_uri = f"{uri}/weights"
-    await upload(policy.fresh_weights(), f"{weights_uri}/first", environ)
+    await upload(policy.fresh_weights(), f"{weights_uri}/first")
     text = MANIFESTS.read_text()
     for name, value in {"WEIGHTS": weights_uri, "OUTPUT": f"{uri}/out", "IMAGE": image, "STORAGE": secret}.items():
         text = text.replace(name, value)
@@ -99,9 +92,9 @@ async def learn(
         await objects.create_namespaced_custom_object(*where, manifest)
     try:
         served = ServedPolicy(objects, namespace, "lake", patience_seconds=PATIENCE_SECONDS)
-        server = ClusterServer(served, weights_uri, environ)
+        server = ClusterServer(served, weights_uri)
         run = await wait_for_runners(objects, namespace)
-        stream = await JobStream.open(run, environ, patience_seconds=PATIENCE_SECONDS)
+        stream = await JobStream.open(run, patience_seconds=PATIENCE_SECONDS)
         curve = await Trainer(stream, stream.groups(), server, settings).run(print_share)
         await stream.close()
     finally:
@@ -121,7 +114,7 @@ async def _main(options: argparse.Namespace) -> None:
     settings = Settings(slippery=options.slippery, updates=options.updates, learning_rate=options.learning_rate)
     async with await config.new_client_from_config() as api:
         objects = client.CustomObjectsApi(api)
-        await learn(objects, options.namespace, options.image, options.uri, options.secret, os.environ, settings)
+        await learn(objects, options.namespace, options.image, options.uri, options.secret, settings)
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ class GeneralAgent:
             summary = await run_job(
                 job,
                 base_dir=Path.cwd(),
-                environ=client.environ if client else os.environ,
+                environ=client.variables if client else os.environ,
                 model=None if client else as_model(llm_generate_func),
                 new=True,
                 agent=self._new_loop,

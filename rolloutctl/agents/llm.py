@@ -27,7 +27,14 @@ class LLMClient:
 
     spec: ModelSpec
     """The model as in a manifest."""
-    environ: Mapping[str, str] = field(repr=False)
+    api_key: str = field(default="", repr=False)
+    """Key of the server, instead of the value of the environment variable that `spec.endpoint.apiKeyFrom` names."""
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables of a run that calls the server, with the key."""
+        source = self.spec.endpoint.api_key_from if self.spec.endpoint else None
+        return {**os.environ, source.env: self.api_key} if self.api_key and source and source.env else os.environ
 
     async def generate(
         self,
@@ -41,7 +48,7 @@ class LLMClient:
         Raises ModelError, ContextExceeded, ContentFiltered.
         """
         sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
-        model = open_model(self.spec, self.environ)
+        model = open_model(self.spec, self.variables)
         try:
             await model.check()
             request = ModelRequest(
@@ -62,17 +69,16 @@ def create_llm_client(
     """
     key = ApiKeySource(env=_KEY) if api_key else None
     endpoint = Endpoint(base_url=base_url, name=model, api=EndpointApi(api), api_key_from=key)
-    return LLMClient(ModelSpec(endpoint=endpoint), {**os.environ, _KEY: api_key})
+    return LLMClient(ModelSpec(endpoint=endpoint), api_key)
 
 
-def llm_client_from_environment(environ: Mapping[str, str] | None = None) -> LLMClient:
+def llm_client_from_environment() -> LLMClient:
     """Create a client from environment variables: OPENAI_MODEL, ANTHROPIC_MODEL or LLM_MODEL_NAME, with the matching
     `..._BASE_URL` and `..._API_KEY`.
 
     Raises ModelConfigError.
     """
-    environ = os.environ if environ is None else environ
-    return LLMClient(model_from_environment(environ), environ)
+    return LLMClient(model_from_environment(os.environ))
 
 
 def client_of(function: LLMFunction) -> LLMClient | None:

@@ -1,35 +1,54 @@
 """`rolloutctl ls`: list runs."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from agent_runtime.engine.run_folder import holder
 from agent_runtime.recording.overview import Overview, overviews
+from agent_runtime.recording.reader import DamagedRun
 from rollout_api.records import Outcome
-from rolloutctl.completion import DEFAULT_OUTPUT
+from rolloutctl.completion import DEFAULT_OUTPUT, RUN_FOLDER
 from rolloutctl.errors import CommandError
 from rolloutctl.runs import WhereArgument, open_place
 from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, number, percent, say
+from rolloutctl.ui.figures import shortened_line
 
 
 async def ls(where: WhereArgument = DEFAULT_OUTPUT, form: FormOption = Form.TEXT) -> None:
     """List runs, newest first: state, finished rollouts, mean reward ± its standard error, pass@1."""
     store, place = await open_place(where, os.environ)
-    runs = [run for run in await overviews(store) if place.name in (None, run.folder, run.job.metadata.name)]
-    if place.name is not None and not runs:
+    readable, unreadable = await overviews(store)
+    runs = [run for run in readable if place.name in (None, run.folder, run.job.metadata.name)]
+    damaged = [run for run in unreadable if place.name in (None, run.folder, _name_of(run))]
+    if place.name is not None and not runs and not damaged:
         raise CommandError(f"{place.uri} contains no run of {place.name!r}; `rolloutctl ls {place.uri}` lists all")
     if form is Form.JSON:
-        answer_json([_json(run) for run in runs])
+        answer_json([*map(_json, runs), *map(_json_of_damaged, damaged)])
         return
-    columns = {name: [cell(run) for run in runs] for name, cell in _CELLS.items()}
-    rows = zip(*columns.values(), strict=True)
-    answer_table("", list(columns), rows, right=list(columns)[2:-1], optional=("masked", "pass@1", "started", "state"))
+    rows = [[cell(run) for cell in _CELLS.values()] for run in runs]
+    rows += [[run.folder, "damaged", *[""] * (len(_CELLS) - 2)] for run in damaged]
+    columns = list(_CELLS)
+    answer_table("", columns, rows, right=columns[2:-1], optional=("masked", "pass@1", "started", "state"))
+    _say_problems(runs, damaged)
+    if not rows:
+        say(f"{place.uri} contains no run.")
+
+
+def _name_of(run: DamagedRun) -> str | None:
+    """Return the name of its job, from the name of its folder."""
+    found = RUN_FOLDER.fullmatch(run.folder)
+    return found["name"] if found else None
+
+
+def _say_problems(runs: Sequence[Overview], damaged: Sequence[DamagedRun]) -> None:
     for run in runs:
         if run.damaged is not None:
             say(f"{run.folder} is damaged: {run.damaged}", "red")
-    if not runs:
-        say(f"{place.uri} contains no run.")
+        elif run.error is not None:
+            say(f"{run.folder} ended with an error: {shortened_line(run.error)}", "red")
+    for unreadable in damaged:
+        say(f"{unreadable.folder} is damaged: {unreadable.problem}", "red")
 
 
 def _state(run: Overview) -> str:
@@ -85,5 +104,10 @@ def _json(run: Overview) -> dict[str, object]:
         "passAt1": run.stats["passAtK"].get("1"),
         "masked": _masked(run),
         "aborted": run.aborted,
+        "error": run.error,
         "damaged": run.damaged,
     }
+
+
+def _json_of_damaged(run: DamagedRun) -> dict[str, object]:
+    return {"folder": run.folder, "name": _name_of(run), "state": "damaged", "damaged": run.problem}

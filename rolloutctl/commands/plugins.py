@@ -1,6 +1,7 @@
 """`rolloutctl plugins`: list the available plugins, or describe one."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -8,6 +9,7 @@ from rich.text import Text
 
 from agent_runtime.extensions import ExtensionError
 from agent_runtime.plugins.registry import Description, describe_plugin, registry
+from rolloutctl.manifest import use_modules_in
 from rolloutctl.ui.console import Form, FormOption, answer_described, answer_json, answer_table, harmless, out
 
 
@@ -19,6 +21,7 @@ def plugins(
     if name is None:
         _list(form)
         return
+    use_modules_in(Path.cwd())
     found = describe_plugin(name)
     if form is Form.JSON:
         answer_json(asdict(found))

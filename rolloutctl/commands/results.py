@@ -4,11 +4,12 @@ import contextlib
 import os
 from collections.abc import Collection
 
+from agent_runtime.recording.health import last_error
 from agent_runtime.recording.seals import SealedResults
 from agent_runtime.statistics import with_advantages
 from rollout_api.records import Result
 from rolloutctl.runs import NewestJobArgument, find_run_folder
-from rolloutctl.ui.console import Form, FormOption, answer_json_list, answer_table, number, out, percent
+from rolloutctl.ui.console import Form, FormOption, answer_json_list, answer_table, number, out, percent, say
 from rolloutctl.ui.figures import GroupFigures, group_figures, overall_figures
 
 GROUPS = 50
@@ -24,6 +25,8 @@ async def results(job: NewestJobArgument = None, form: FormOption = Form.TEXT) -
             answer_json_list(result.wire() for result in with_advantages(sealed.values(), run.job.spec.reward))
         else:
             print_results(run.folder, sealed.values(), run.total, run.job.spec.group_size)
+            if (error := await last_error(run.store)) is not None:
+                say(f"The run ended with an error: {error}", "red")
 
 
 def print_results(name: str, ended: Collection[Result], total: int | None, group_size: int) -> None:

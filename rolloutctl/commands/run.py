@@ -104,6 +104,7 @@ async def run(
                     observer=observer,
                     stop=stop,
                     private=[path],
+                    command=f"cd {shlex.quote(str(Path.cwd()))} && {resume_command()}",
                 )
             except asyncio.CancelledError:
                 if not stop.is_set() or begun.is_set():

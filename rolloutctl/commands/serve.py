@@ -46,15 +46,8 @@ async def serve(
             raise CommandError(f"{path}: metadata.name: {job.metadata.name!r} is served already; rename one of them")
         jobs[job.metadata.name] = (job, path.resolve().parent)
     key = admin_key(key_file, os.environ, KEY_VARIABLE)
-    environ = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+    os.environ.pop(KEY_VARIABLE, None)  # the jobs must not see it
     with listening(host, port):
         await serve_jobs(
-            jobs,
-            key,
-            environ,
-            folder=folder,
-            host=host,
-            port=port,
-            concurrency=concurrency,
-            image_template=image_template,
+            jobs, key, folder=folder, host=host, port=port, concurrency=concurrency, image_template=image_template
         )

@@ -8,6 +8,7 @@ import typer
 import yaml
 from rich.text import Text
 
+from agent_runtime.recording.health import last_error
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Outcome, PluginReport, Result, Seal, Verdict
 from rollout_api.tasks import VerifierMode
@@ -54,6 +55,8 @@ async def show(
         print_step(step, full)
     if seal is None:
         answer_text(Text("The rollout is not finished; this is the record so far.", "bold yellow"))
+        if (error := await last_error(run.store)) is not None:
+            answer_text(Text(harmless(f"The run ended with an error: {error}"), "red"))
     else:
         print_end(seal, full)
 

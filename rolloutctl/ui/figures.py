@@ -172,7 +172,7 @@ class _Members:
 
 def notes(seals: Iterable[Seal]) -> list[str]:
     """Return a text for each anomaly. Reads the seals once and keeps none in memory."""
-    by_outcome, by_stop, by_plugin, by_tool = (defaultdict[str, _Members](_Members) for _ in range(4))
+    by_outcome, by_stop, by_plugin, by_filter, by_tool = (defaultdict[str, _Members](_Members) for _ in range(5))
     first_lost: dict[Outcome, str] = {}
     dropped, forked, shared, unjudged = (_Members() for _ in range(4))
     for seal in seals:
@@ -184,13 +184,15 @@ def notes(seals: Iterable[Seal]) -> list[str]:
             by_stop[result.stop_reason].add(result.index)
         if seal.verdict and seal.verdict.dropped:
             dropped.add(result.index, set(seal.verdict.dropped))
-        if seal.verdict and seal.verdict.message and not seal.verdict.passed:
-            unjudged.add(result.index, [seal.verdict.message[:REASON_CHARACTERS]])
+        if result.verifier_message:
+            unjudged.add(result.index, [shortened_line(result.verifier_message)])
         if result.token_forks:
             forked.add(result.index, times=result.token_forks)
         for name, report in result.plugins.items():
             if report.failed:
                 by_plugin[name].add(result.index, [str(report.error)], report.failed)
+            if result.tool_calls and report.refused >= result.tool_calls:
+                by_filter[name].add(result.index, times=report.refused)
         for name, traceback in result.tool_tracebacks.items():
             by_tool[name].add(result.index, [raised_in(traceback)])
         if seal.verdict and seal.verdict.mode is VerifierMode.SHARED:
@@ -227,6 +229,11 @@ def notes(seals: Iterable[Seal]) -> list[str]:
         found.append(
             f"Plugin {name} failed {members.times} times, first with {next(iter(members.words))}. Rewards still come "
             f"from the verifier, but {effect}. {members.references}"
+        )
+    for name, members in by_filter.items():
+        found.append(
+            f"Plugin {name} refused every tool call of {members.rollouts}: {amount(members.times, 'call')}. The model saw "
+            f"the refusals, so the reward counts. {members.references}"
         )
     for name, members in by_tool.items():
         found.append(

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from rich.console import Console
@@ -26,6 +26,9 @@ from rolloutctl.ui.console import duration, harmless, number
 
 SHOWN_BUILD_SECONDS = 1.0
 """Shorter steps of Dockerfiles are not shown: a data set has thousands."""
+
+ISOLATION_CHARACTERS = 96
+"""Longest text about isolation in the line that every run prints, so that the line has at most 160 characters."""
 
 PLAIN_SECONDS = 10.0
 """Interval between progress lines if the output is not a terminal."""
@@ -104,6 +107,16 @@ class Tally:
         return ", ".join(parts)
 
 
+def _about_isolation(missing: Sequence[str]) -> list[str]:
+    """Return one short line for all that the sandboxes do not isolate: every run prints it."""
+    if not missing:
+        return []
+    most, *others = missing
+    shown = most if len(most) <= ISOLATION_CHARACTERS else f"{most[: ISOLATION_CHARACTERS - 1]}…"
+    more = f" (and {len(others)} more)" if others else ""
+    return [f"Isolation: {shown}{more}. See `rolloutctl doctor`."]
+
+
 def _lines(event: Event) -> list[tuple[str, str]]:
     """Return the lines to print for an event, with their styles; empty for most events."""
     if isinstance(event, JobStarted):
@@ -113,7 +126,8 @@ def _lines(event: Event) -> list[tuple[str, str]]:
         total = "a stream of" if event.total is None else event.total
         started = f"Running {event.name}: {total} rollout{'s' * (event.total != 1)}."
         lines = [(resumed if event.resumed else started, "bold"), (f"Recording to {event.uri}", "")]
-        return lines + [(f"Warning: {warning}", "yellow") for warning in event.warnings]
+        warnings = [*event.warnings, *_about_isolation(event.isolation)]
+        return lines + [(f"Warning: {warning}", "yellow") for warning in warnings]
     if isinstance(event, AttemptFailed):
         then = "it is retried" if event.retry else "no attempts are left, so the rollout is masked"
         return [(f"Rollout {event.index}, attempt {event.attempt}: {event.reason}: {event.message} ({then})", "yellow")]

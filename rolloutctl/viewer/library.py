@@ -11,18 +11,18 @@ from typing import Any, Final
 from agent_runtime.engine.run_folder import holder
 from agent_runtime.recording.artifacts import open_artifacts
 from agent_runtime.recording.health import HealthReport, health_reports, is_working
-from agent_runtime.recording.job_record import job_files, parsed_json, read_abort
+from agent_runtime.recording.job_record import parsed_json, read_abort
 from agent_runtime.recording.overview import overview
-from agent_runtime.recording.reader import NoSuchRun, RunFolder, RunReader
+from agent_runtime.recording.reader import DamagedRun, NoSuchRun, RunFolder, RunReader, run_folders
 from agent_runtime.recording.seals import StoredSeals
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import READS_AT_ONCE, Store
 from agent_runtime.statistics import advantages
 from rollout_api.records import Record, Seal
 from rollout_api.rewards import GroupBy
-from rolloutctl.viewer.live import InFlight
+from rolloutctl.viewer.live import InFlight, member_of
 from rolloutctl.viewer.rollout import Rollout, changes, visible
-from rolloutctl.viewer.summary import FIGURES_OF_A_ROW, facts, of_statistics, row, summary
+from rolloutctl.viewer.summary import FIGURES_OF_A_ROW, facts, of_statistics, row, row_of_damaged, summary
 from rolloutctl.viewer.table import RolloutTable, fields
 
 FRESH_SECONDS: Final = 1.0
@@ -127,6 +127,7 @@ class OpenRun:
             "damaged": {str(index): problem for index, problem in sorted(self.table.damaged.items())},
             "inFlight": {"count": self._state.in_flight, "shown": self._state.shown},
             "health": _health(self._state.health, now) if state == "running" else None,
+            "error": next((visible(report.error) for report in self._state.health if report.error), None),
             "fields": fields(),
             "time": now,
             **summary(self.run, self.table, now=now),
@@ -163,14 +164,16 @@ class OpenRun:
         if self._state.finished:
             return "finished", latest
         is_alive = _is_alive(self.run, self._state.health, now)
-        return "running" if is_alive else "stopped", latest
+        return "running" if is_alive else "unfinished", latest
 
     async def rollout(self, index: int, attempt: int | None = None) -> Rollout:
         """Return a rollout for its page. Raises NoSuchRun, RecordCorrupt."""
         seal, records = await self._records(index, attempt)
+        task, member = member_of(self.run, index)
         if seal is None or attempt not in (None, seal.result.attempt):
-            return Rollout(records)
-        return Rollout(records, seal.result, seal.verdict, self._advantage(index, seal.result.group))
+            return Rollout(records, task=task, member=member)
+        advantage = self._advantage(index, seal.result.group)
+        return Rollout(records, seal.result, seal.verdict, advantage, task=seal.result.task, member=member)
 
     async def reader(self, index: int) -> tuple[RunReader, Seal | None]:
         """Return a reader that knows the seal of this rollout, and the seal if there is one. Raises RecordCorrupt."""
@@ -261,6 +264,8 @@ class Library:
         self._store = store
         self._open: dict[str, OpenRun] = {}
         self._folders: dict[str, RunFolder] = {}
+        self._damaged: dict[str, DamagedRun] = {}
+        """Runs whose `job.json` cannot be read."""
         self._listing = asyncio.Lock()
         self._viewed: set[str] = set()
         """Runs whose pages were asked for. They stay open."""
@@ -280,10 +285,9 @@ class Library:
             return await self._rows()
 
     async def _rows(self) -> list[Json]:
-        self._folders = {
-            folder: RunFolder(self._store.below(folder), folder, job_file)
-            async for folder, job_file in job_files(self._store)
-        }
+        found_runs = {run.folder: run async for run in run_folders(self._store)}
+        self._folders = {folder: run for folder, run in found_runs.items() if isinstance(run, RunFolder)}
+        self._damaged = {folder: run for folder, run in found_runs.items() if isinstance(run, DamagedRun)}
         gate = asyncio.Semaphore(READS_AT_ONCE)
 
         async def found(run: RunFolder) -> Json:
@@ -291,6 +295,7 @@ class Library:
                 return await self._row(run)
 
         rows = await asyncio.gather(*map(found, self._folders.values()))
+        rows += map(row_of_damaged, self._damaged.values())
         return sorted(rows, key=lambda row: (row["created"], row["folder"]), reverse=True)
 
     async def _row(self, run: RunFolder) -> Json:
@@ -326,6 +331,8 @@ class Library:
         """Return the run in a folder. Raises NoSuchRun."""
         if name not in self._folders:
             await self.rows()
+        if name in self._damaged:
+            raise NoSuchRun(self._damaged[name].problem)
         if name not in self._folders:
             raise NoSuchRun(f"{self.uri} has no run in a folder {name}")
         return self._folders[name]

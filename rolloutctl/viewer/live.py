@@ -44,19 +44,14 @@ class InFlight:
         return len(indexes), shown
 
     async def _rollout(self, index: int) -> Json:
-        store, size = self._run.store, self._run.job.spec.group_size
+        store = self._run.store
         found = [
             (tuple(map(int, match.groups())), meta.key)
             for meta in await store.list(f"attempts/{index}")
             if (match := _SEGMENT.fullmatch(meta.key))
         ]
-        group, member = divmod(index, size)
-        names = self._run.job_file.tasks.names
-        facts: Json = {
-            "index": index,
-            "member": member,
-            "task": names[group] if group < len(names) else f"group {group}",
-        }
+        task, member = member_of(self._run, index)
+        facts: Json = {"index": index, "member": member, "task": task}
         if not found:
             return facts | {"attempt": 0, "turn": 0, "doing": "starting", "since": None}
         (attempt, *_), newest = max(found)
@@ -66,6 +61,13 @@ class InFlight:
             records = [record for key in keys for record in _decoded(key, await store.get(key))]
             self._read[index] = newest, {"attempt": attempt, **state(records)}
         return facts | self._read[index][1]
+
+
+def member_of(run: RunFolder, index: int) -> tuple[str, int]:
+    """Return the name of a rollout's task, and its number in its group."""
+    group, member = divmod(index, run.job.spec.group_size)
+    names = run.job_file.tasks.names  # empty for a stream of tasks
+    return names[group] if group < len(names) else f"group {group}", member
 
 
 def _decoded(key: str, data: bytes | None) -> Sequence[Record]:

@@ -24,6 +24,7 @@ from rollout_api.records import (
 )
 from rolloutctl.ui.console import harmless
 from rolloutctl.ui.transcript import Call, Step, readable_arguments, steps
+from rolloutctl.viewer.live import state
 from rolloutctl.viewer.token_text import TextOf
 
 FIELD_CHARACTERS: Final = 20_000
@@ -59,6 +60,8 @@ class Rollout:
     advantage: float | None = None
     problem: str | None = None
     """Why its records cannot be read."""
+    task: str = ""
+    member: int = 0
 
 
 def damaged(problem: str) -> Rollout:
@@ -71,6 +74,9 @@ def page(rollout: Rollout) -> Json:
     shortened = _Shortened()
     result = rollout.result
     return {
+        "task": visible(rollout.task),
+        "member": rollout.member,
+        "doing": None if result else shortened.clean(state(rollout.records)),
         "steps": [_step(step, shortened) for step in steps(rollout.records)],
         "timeline": timeline(rollout.records, result),
         "verdict": shortened.clean(rollout.verdict.wire()) if rollout.verdict else None,

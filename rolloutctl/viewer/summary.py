@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agent_runtime.recording.overview import Overview
-from agent_runtime.recording.reader import RunFolder
+from agent_runtime.recording.reader import DamagedRun, RunFolder
 from agent_runtime.statistics import mean, pass_at_k, standard_error
 from rollout_api.model import Prices
+from rolloutctl.viewer.rollout import visible
 from rolloutctl.viewer.table import RolloutTable
 
 BINS: Final = 11
@@ -52,10 +53,13 @@ def summary(run: RunFolder, table: RolloutTable, *, now: float) -> Json:
     )[0]
     names = ("sealed", "turns", "tools", "promptTokens", "completionTokens", "cachedTokens", "started", "finished")
     values: Json = dict(zip((*names, "masked", "lost", "cheats", "forgeable"), sums, strict=True))
+    agent, command = run.job.spec.agent, run.job_file.command
     return (
         facts(run)
         | values
         | {
+            "command": None if command is None else visible(command),
+            "canBranch": not (agent.is_program or agent.mcp_servers),
             "masked": values["masked"] or 0,
             "groups": table.query('SELECT count(DISTINCT "group") FROM rollouts')[0][0],
             "cost": cost(_prices(run), values),
@@ -103,6 +107,20 @@ def row(run: Overview) -> Json:
             "aborted": run.aborted,
             "damaged": run.damaged,
         }
+    )
+
+
+def row_of_damaged(run: DamagedRun) -> Json:
+    """Return a run whose `job.json` cannot be read as a row of the list of runs."""
+    texts = dict.fromkeys(("mode", "model", "agent"), "")
+    missing = (*FIGURES_OF_A_ROW, "total", "currency", "duration", "cost", "aborted")
+    counts = dict.fromkeys(("sealed", "masked", "graded", "tasks", "tokens"), 0)
+    return (
+        dict.fromkeys(missing)
+        | texts
+        | counts
+        | {"folder": run.folder, "name": run.folder, "created": run.written, "k": 1, "damaged": run.problem}
+        | {"finished": False, "running": False}
     )
 
 
@@ -192,6 +210,7 @@ def _causes(table: RolloutTable) -> list[Json]:
         ("Exception", "error", "error IS NOT NULL"),
         ("Tool", "toolError", "toolError IS NOT NULL"),
         ("Plugin", "pluginError", "pluginError IS NOT NULL"),
+        ("Verifier", "verifierError", "verifierError IS NOT NULL"),
         ("Stopped", "ended", "outcome = 'Completed' AND ended NOT IN ('Finished', 'AgentError')"),
         ("Cheat", "'Files that could change the verdict'", "dropped > 0"),
     )
@@ -215,7 +234,8 @@ def _where(kind: str, title: str) -> str:
         return f'outcome == "{outcome}"' + ("" if reason == "no reason" else f" and reason == {_quoted(reason)}")
     if kind == "Cheat":
         return "dropped > 0"
-    field = {"Exception": "error", "Tool": "toolError", "Plugin": "pluginError"}.get(kind, "ended")
+    fields = {"Exception": "error", "Tool": "toolError", "Plugin": "pluginError", "Verifier": "verifierError"}
+    field = fields.get(kind, "ended")
     return f"{field} == {_quoted(title)}"
 
 

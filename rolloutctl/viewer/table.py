@@ -110,6 +110,7 @@ COLUMNS: Final = (
     Column("error", "text", _error, "The exception of the agent's own code."),
     Column("toolError", "text", _tool_error, "The first exception of a tool's own code."),
     Column("pluginError", "text", _plugin_error, "The first exception of a plugin's own code."),
+    Column("verifierError", "text", _field("verifierMessage"), "Why the verifier wrote no usable report."),
     Column("lost", "number", lambda line: len(line.get("failedAttempts", ())), "Lost attempts."),
     Column("dropped", "number", _number("dropped"), "Files that could have changed the verdict, left out of grading."),
     Column("forgeable", "boolean", _flag("forgeable"), "Whether the agent could forge the reward."),

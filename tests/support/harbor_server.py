@@ -67,7 +67,7 @@ def job(name: str, agent: dict[str, Any], **spec: Any) -> RolloutJob:
 async def harbor_server(folder: Path, *jobs: RolloutJob, **options: Any) -> AsyncIterator[tuple[str, Runs]]:
     """Run a server in this process. Yields its URL, with the key, and its runs."""
     served = {job.metadata.name: ServedJob(job, folder) for job in jobs}
-    runs = Runs(folder / "runs", served, dict(os.environ), **options)
+    runs = Runs(folder / "runs", served, **options)
     runner, port = await serving(runs, KEY, "127.0.0.1", 0)
     try:
         yield f"http://trainer:{KEY}@127.0.0.1:{port}", runs

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_runtime.engine.attempt.results import attempt_seconds
 from agent_runtime.recording.branches import Branch, encode_branches
 from agent_runtime.recording.results import result_line, statistics_of, stats_json
 from agent_runtime.recording.segments import compress, encode, json_bytes
@@ -66,10 +67,15 @@ def made_up_rollout(
     group, member = divmod(index, group_size)
     task = task_name(group)
     start = began + index
+    now = start + 0.02
     nasty = HOSTILE[index % len(HOSTILE)] if hostile else "plain text"
     records: list[Record] = [
         AttemptRecord(
-            time=start, runner=f"host-{index}", workspace={}, sandbox={"provider": "Local", "mode": "Overlay"}
+            time=now,
+            runner=f"host-{index}",
+            workspace={},
+            sandbox={"provider": "Local", "mode": "Overlay"},
+            boot_seconds=0.02,
         )
     ]
     prompt = f"Function `{task}` returns the wrong result for empty input. Find out why and mend it.\n\n{nasty}"
@@ -80,7 +86,7 @@ def made_up_rollout(
             if turn == 0
             else [{"role": "tool", "tool_call_id": f"c{turn - 1}", "content": "seen above"}]
         )
-        records.append(IntentRecord(turn=turn, time=start + turn, keep=2 * turn, messages=new))
+        records.append(IntentRecord(turn=turn, time=now, keep=2 * turn + 1 if turn else 0, messages=new))
         usage = Usage(prompt_tokens=400 + 310 * turn, completion_tokens=60 + chance.randrange(80))
         answers.append(usage)
         call = {
@@ -91,33 +97,37 @@ def made_up_rollout(
                 "arguments": '{"command": "cat src/module.py && python -m pytest -q", "timeout": 60}',
             },
         }
+        answering = 0.3 + chance.random() * 9
+        now += answering
         records.append(
             ResponseRecord(
                 turn=turn,
-                time=start + turn + 0.5,
-                seconds=0.3 + chance.random() * 4,
+                time=now,
+                seconds=answering,
                 message={"role": "assistant", "content": f"Step {turn}: I look at it. {nasty}", "tool_calls": [call]},
                 finish_reason="tool_calls",
                 usage=usage,
             )
         )
         body = "\n".join(f"line {n}: value = compute({chance.randrange(1000)}, {n})" for n in range(30))
+        calling = chance.random()
+        now += calling
         records.append(
             ObservationsRecord(
                 turn=turn,
-                time=start + turn + 0.8,
+                time=now,
+                seconds=calling,
                 results=[
                     Observation(
                         call_id=f"c{turn}",
                         tool="bash",
                         content=f"{body}\n{nasty}\nneedle-{index}",
                         error=turn == 2 and index % 5 == 0,
-                        seconds=chance.random(),
+                        seconds=calling,
                     )
                 ],
             )
         )
-    records.append(StopRecord(time=start + turns, stop_reason=StopReason.FINISHED, agent_seconds=float(turns)))
     outcome = chance.choices(
         [Outcome.COMPLETED, Outcome.INFRA_FAILED, Outcome.VERIFIER_FAILED, Outcome.CANCELLED], [94, 3, 1, 2]
     )[0]
@@ -126,6 +136,7 @@ def made_up_rollout(
     stop = chance.choices(
         [StopReason.FINISHED, StopReason.MAX_TURNS, StopReason.TOOL_FORMAT, StopReason.AGENT_TIMEOUT], [80, 10, 6, 4]
     )[0]
+    records.append(StopRecord(time=now, stop_reason=stop, agent_seconds=now - start - 0.02))
     verdict = None
     if completed and reward is not None:
         verdict = Verdict(
@@ -168,9 +179,9 @@ def made_up_rollout(
             prompt_tokens=sum(u.prompt_tokens for u in answers),
             completion_tokens=sum(u.completion_tokens for u in answers),
         ),
-        seconds={"boot": 0.02, "model": 6.5, "tools": 2.0, "verifier": 1.2, "total": 10 + chance.random() * 30},
+        seconds=attempt_seconds(records, ended=now + 1.2, verifier=1.2),
         started=start,
-        ended=start + 40,
+        ended=now + 1.2,
     )
     return Rollout(records, result, verdict)
 

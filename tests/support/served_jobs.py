@@ -72,15 +72,15 @@ def remember(server: Server, pod: str, truth: Truth) -> None:
                 truth.setdefault(place, set()).add(made)
 
 
-def wait_tokens(server: Server, rollouts: int) -> None:
-    """Wait until engines have sampled tokens for each of the rollouts."""
-    wanted = {f"rollout-{index}" for index in range(rollouts)}
+def wait_tokens(server: Server, rollouts: int, adapters: Sequence[str] = ("",)) -> None:
+    """Wait until engines have sampled tokens for each of the rollouts, by each of the adapters."""
+    wanted = {(adapter, f"rollout-{index}") for index in range(rollouts) for adapter in adapters}
 
     def working() -> bool | None:
-        truth: Truth = {}
-        for entry in server.ready:
-            remember(server, entry["name"], truth)
-        return wanted <= {session for session, _ in truth} or None
+        served = [one for entry in server.ready for one in server.ask_engine(entry["name"], "/_standin/served")]
+        begun = [one for one in served if one["spans"]]
+        seen = {(name, one["session"]) for one in begun for name in adapters if (one["adapter"] or "").startswith(name)}
+        return wanted <= seen or None
 
     eventually(working, 120, server.describe)
 

@@ -25,6 +25,7 @@ from rollout_api.records import (
 from rollout_api.rollout_job import RolloutJob
 
 R = TypeVar("R", bound=Record)
+VERIFIER_MESSAGE_CHARACTERS = 300
 
 
 def first_record(records: Iterable[Record], form: type[R]) -> R | None:
@@ -137,6 +138,7 @@ def build_result(
         passed=graded.passed if graded else None,
         forgeable=graded.forgeable if graded else False,
         dropped=len(graded.dropped) if graded else 0,
+        verifier_message=_verifier_message(rollout, graded),
         attempt=attempt,
         failed_attempts=[
             AttemptSummary(attempt=number, reason=failure.reason, message=failure.message)
@@ -147,3 +149,10 @@ def build_result(
         batch=rollout.batch,
         **fields,
     )
+
+
+def _verifier_message(rollout: Rollout, verdict: Verdict | None) -> str | None:
+    # An environment's verdict always has a message: its number of steps.
+    if verdict is None or verdict.passed or rollout.task.environment is not None:
+        return None
+    return verdict.message[:VERIFIER_MESSAGE_CHARACTERS] or None

@@ -24,7 +24,8 @@ class AgentBroken(Exception):
     def __init__(self, traceback: str) -> None:
         super().__init__(
             f"The agent's own code raised the same exception in each of the first {FIRST} rollouts, so the run was "
-            f"stopped:\n{traceback.rstrip()}\nCorrect the code, and run the same command again to resume."
+            f"stopped: {place_and_error(traceback)[1]}\n{traceback.rstrip()}\n"
+            "Correct the code, and run the same command again to resume."
         )
 
 

@@ -120,15 +120,9 @@ class Runs:
     """Runs below a folder. At most `concurrency` run at once; the others wait."""
 
     def __init__(
-        self,
-        folder: Path,
-        jobs: Mapping[str, ServedJob],
-        environ: Mapping[str, str],
-        *,
-        image_template: str | None = None,
-        concurrency: int = 16,
+        self, folder: Path, jobs: Mapping[str, ServedJob], *, image_template: str | None = None, concurrency: int = 16
     ) -> None:
-        self._folder, self._jobs, self._environ = folder, dict(jobs), environ
+        self._folder, self._jobs = folder, dict(jobs)
         self._image_template = image_template
         self._places = asyncio.Semaphore(concurrency)
         self._working: dict[str, asyncio.Task[RunResult]] = {}
@@ -334,9 +328,7 @@ class Runs:
             if model is not None:
                 stack.push_async_callback(model.close)
             session = await stack.enter_async_context(
-                RolloutSession(
-                    job, base_dir=served.base_dir, environ=self._environ, model=model, private=[self._folder.resolve()]
-                )
+                RolloutSession(job, base_dir=served.base_dir, model=model, private=[self._folder.resolve()])
             )
             try:
                 if cancelled.is_set():

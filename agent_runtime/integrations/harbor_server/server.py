@@ -197,7 +197,6 @@ def _detail(status: int, text: str, headers: dict[str, str] | None = None) -> we
 async def serve_jobs(
     jobs: Mapping[str, tuple[RolloutJob, Path]],
     key: str,
-    environ: Mapping[str, str],
     *,
     folder: Path,
     host: str,
@@ -210,7 +209,7 @@ async def serve_jobs(
     """
     log_to_stderr(__package__)
     served = {name: ServedJob(job, base_dir) for name, (job, base_dir) in jobs.items()}
-    runs = Runs(folder, served, environ, image_template=image_template, concurrency=concurrency)
+    runs = Runs(folder, served, image_template=image_template, concurrency=concurrency)
     with until_stopped() as stop:
         runner, _ = await serving(runs, key, host, port)
         try:

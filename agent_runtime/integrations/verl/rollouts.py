@@ -1,6 +1,7 @@
 """The engine inside verl: one open job for each kind of rollout, which accepts rows and returns whole groups."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +44,9 @@ class Rollouts:
         self,
         config: Mapping[str, Any],
         make_model: Callable[[], Model] | None,
-        environ: Mapping[str, str],
         make_provider: Callable[[], SandboxProvider] | None = None,
     ) -> None:
-        self._config, self._make_model, self._environ = config, make_model, environ
+        self._config, self._make_model = config, make_model
         self._make_provider = make_provider
         rollout = config["actor_rollout_ref"]["rollout"]
         self._lengths = int(rollout["prompt_length"]), int(rollout["response_length"])
@@ -78,8 +78,8 @@ class Rollouts:
         job = rollout_job(self._config, kind)
         provider = None if self._make_provider is None else self._make_provider()
         model = None if self._make_model is None else self._make_model()
-        private = dataset_paths(self._config, self._environ)
-        return await _OpenJob.open(job, model, self._environ, provider, private)
+        private = dataset_paths(self._config, os.environ)
+        return await _OpenJob.open(job, model, provider, private)
 
     async def _member(self, job: "_OpenJob", result: Result) -> Member:
         if result.outcome is not Outcome.COMPLETED:
@@ -99,17 +99,10 @@ class _OpenJob:
 
     @classmethod
     async def open(
-        cls,
-        job: RolloutJob,
-        model: Model | None,
-        environ: Mapping[str, str],
-        provider: SandboxProvider | None,
-        private: Sequence[Path],
+        cls, job: RolloutJob, model: Model | None, provider: SandboxProvider | None, private: Sequence[Path]
     ) -> "_OpenJob":
         """Open a new run. After a restart, verl submits unfinished prompts again."""
-        session = RolloutSession(
-            job, base_dir=Path.cwd(), environ=environ, provider=provider, model=model, new=True, private=private
-        )
+        session = RolloutSession(job, base_dir=Path.cwd(), provider=provider, model=model, new=True, private=private)
         return cls(await session.__aenter__())
 
     async def run(self, row: Row) -> FinishedGroup:

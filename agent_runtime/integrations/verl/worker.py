@@ -62,7 +62,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         self._model_name = model_name_of(remote)
         self._settings = with_remote_agent(self._settings, remote)
         make_model = self._make_model if uses_verls_client(self._settings) else None
-        self._rollouts = Rollouts(self._settings, make_model, os.environ, make_trials(remote, os.environ))
+        self._rollouts = Rollouts(self._settings, make_model, make_trials(remote, os.environ))
         self._background: set[asyncio.Task[None]] = set()
         if self._settings["transfer_queue"]["enable"]:  # V1 sets this before it creates a manager
             transfer_queue.init()

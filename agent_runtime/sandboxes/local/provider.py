@@ -83,10 +83,10 @@ class LocalProvider(RecordedProvider):
                 path, path_reason = await choose_search_path(python, masks, os.environ)
                 hosting = self._hosting("Overlay", None, {"PATH": path}, **MACHINE, pathReason=path_reason)
                 self.warnings = [
-                    *image_warnings(self._template.image, used=image),
-                    *(path_warnings(python, path, path_reason) if image is None else []),
                     *common_warnings(self._template),
                     *overlay_warnings(guarantees),
+                    *image_warnings(self._template.image, used=image),
+                    *(path_warnings(python, path, path_reason) if image is None else []),
                 ]
                 self._open_pool(hosting, machine)
                 return
@@ -97,10 +97,10 @@ class LocalProvider(RecordedProvider):
             reason = executor.record.mode_reason
             hosting = self._hosting("Plain", reason, {"PATH": path}, **MACHINE, pathReason=path_reason)
             self.warnings = [
-                *image_warnings(self._template.image, used=None),
-                *path_warnings(python, path, path_reason),
                 *common_warnings(self._template),
                 *plain_warnings(reason, is_reachable),
+                *image_warnings(self._template.image, used=None),
+                *path_warnings(python, path, path_reason),
             ]
             self._open_pool(hosting, LocalExecutors(self._records, self._of_plain, None, _plain_homes(uid)))
         finally:
@@ -229,7 +229,7 @@ def image_warnings(name: str | None, *, used: UnpackedImage | None) -> list[str]
         lost = "owners of files and the image's user are ignored: without root, a workspace has a single user, root"
         return [] if os.geteuid() == 0 else [lost]
     why = f"image {name} is not used" if name else "sandbox.image is not set"
-    return [f"{why}, so commands of tasks without an image of their own see this machine's programs and files"]
+    return [f"{why}: tasks without an image see this machine's programs and files"]
 
 
 def path_warnings(environment: PythonEnvironment, path: str, reason: str) -> list[str]:
@@ -257,9 +257,8 @@ def plain_warnings(reason: str | None, python_reachable: bool) -> list[str]:
     """Return what `Plain` does not isolate."""
     because = f" ({reason})" if reason else ""
     warnings = [
-        f"commands run in Plain mode{because}: they see this machine's files, processes and network as their user "
-        "does, "
-        "and only folders separate attempts"
+        "commands run in Plain mode: they see this machine's files, processes and network as their user does, and only "
+        f"folders separate attempts{because}"
     ]
     if not python_reachable:
         warnings.append(

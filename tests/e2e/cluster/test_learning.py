@@ -19,15 +19,17 @@ POLICY_IMAGE = "agent-rollouts-lake-policy:test"
 
 
 def test_a_policy_learns_from_a_jobs_rollouts_while_its_model_server_is_updated(
-    cluster: Cluster, namespace: str
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name, value in cluster.environ.items():
+        monkeypatch.setenv(name, value)
     uri = f"s3://{cluster.bucket}/{namespace}"
     settings = Settings(enough=0.5)
 
     async def train() -> list[float]:
         async with await config.new_client_from_config(str(cluster.kubeconfig)) as api:
             objects = client.CustomObjectsApi(api)
-            return await learn(objects, namespace, POLICY_IMAGE, uri, STORAGE_SECRET, cluster.environ, settings)
+            return await learn(objects, namespace, POLICY_IMAGE, uri, STORAGE_SECRET, settings)
 
     def job() -> Object:
         return cluster.get("rolloutjob", "lake", namespace) or {}

@@ -39,7 +39,7 @@ async def train(job: Job) -> list[set[str]]:
     """Act as a trainer: submit a step's groups, wait for their results, and continue. Returns the sandbox pods after
     each step.
     """
-    stream = await JobStream.open(job.status["resultURI"], job.cluster.environ)
+    stream = await JobStream.open(job.status["resultURI"])
     groups = stream.groups()
     sandboxes = []
     for step in range(STEPS):
@@ -54,7 +54,9 @@ async def train(job: Job) -> list[set[str]]:
     return sandboxes
 
 
-def test_an_open_job_that_is_fed_for_five_steps_keeps_its_pods(open_job: Job) -> None:
+def test_an_open_job_that_is_fed_for_five_steps_keeps_its_pods(open_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in open_job.cluster.environ.items():
+        monkeypatch.setenv(name, value)
     runners = uids(open_job.pods("runner"))
     sandboxes = asyncio.run(train(open_job))
     open_job.wait("Succeeded")

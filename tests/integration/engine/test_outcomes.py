@@ -407,6 +407,7 @@ async def test_verdict_says_why_nothing_could_be_graded_when_the_agent_had_finis
     seal = json.loads((tmp_path / ran.summary.folder / "seals" / "0.json").read_text())
     assert "nothing was left to grade" in seal["verdict"]["message"]
     assert "a path of 4096 bytes or more" in seal["verdict"]["message"]
+    assert seal["result"]["verifierMessage"] == seal["verdict"]["message"]
     assert seal["result"]["message"] == "done"
 
 
@@ -1014,7 +1015,7 @@ async def test_takeover_continues_in_the_workspace_of_a_new_checkpoint(
 
 async def test_a_trainers_session_outlives_its_process_and_changes_of_the_policy(tmp_path: Path) -> None:
     job = stream_job(tmp_path)
-    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}}
+    common: dict[str, Any] = {"base_dir": tmp_path}
     world = f"outcomes-{next(worlds)}"
 
     async with RolloutSession(job, provider=DummyProvider(world), model=OneCall(version="1"), **common) as session:

@@ -283,7 +283,7 @@ async def test_groups_that_finish_at_once_are_all_in_the_feed(tmp_path: Path) ->
 def a_session(folder: Path, model: Commands, most: int = 100, **provided: Any) -> RolloutSession:
     job = a_job(folder, {"stream": {"maxInFlight": most}})
     provider = DummyProvider(f"shards-{next(worlds)}", **provided)
-    return RolloutSession(job, base_dir=Path("/"), environ={}, provider=provider, model=model)
+    return RolloutSession(job, base_dir=Path("/"), provider=provider, model=model)
 
 
 @pytest.mark.usefixtures("overtaking")
@@ -541,9 +541,7 @@ async def test_submission_that_is_stored_after_the_session_is_left_for_the_next_
     job, world = a_job(tmp_path, {"stream": {}}), f"stored-later-{next(worlds)}"
     monkeypatch.setattr(StreamRecord, "submit", slow)
     monkeypatch.setattr(Groups, "start", noted)
-    async with RolloutSession(
-        job, base_dir=tmp_path, environ={}, provider=DummyProvider(world), model=Commands()
-    ) as session:
+    async with RolloutSession(job, base_dir=tmp_path, provider=DummyProvider(world), model=Commands()) as session:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await session.submit(a_task(0))
@@ -551,8 +549,6 @@ async def test_submission_that_is_stored_after_the_session_is_left_for_the_next_
         while await StreamRecord(session._context.record.store).numbers() != [0]:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert started == []
-    async with RolloutSession(
-        job, base_dir=tmp_path, environ={}, provider=DummyProvider(world), model=Commands()
-    ) as session:
+    async with RolloutSession(job, base_dir=tmp_path, provider=DummyProvider(world), model=Commands()) as session:
         await session.close()
         assert [group.sequence async for group in session] == [0]

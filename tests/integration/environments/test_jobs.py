@@ -96,6 +96,7 @@ async def test_answer_with_several_actions_takes_each_as_a_step_up_to_max_steps(
     )
     assert (reached.reward, reached.turns, reached.passed) == (1.0, 1, True)
     assert (cut.reward, cut.turns, cut.passed) == (0.0, 1, False)
+    assert cut.verifier_message is None
 
 
 def game(name: str, run_in: str, max_steps: int = 100, **timeouts: float) -> dict[str, Any]:
@@ -182,7 +183,7 @@ async def test_a_trainer_submits_environments_and_gets_groups_with_their_advanta
     document_ = document(groupSize=4, reward={"groupBy": "Group", "method": "Mean"})
     document_["spec"]["tasks"] = {"stream": {}}
     job = RolloutJob.model_validate(document_)
-    async with RolloutSession(job, base_dir=tmp_path, environ={}, model=FunctionModel(wander, "test")) as session:
+    async with RolloutSession(job, base_dir=tmp_path, model=FunctionModel(wander, "test")) as session:
         for seed in (1, 2):
             lake = TaskEnvironment(id="FrozenLake", seed=seed, max_steps=4, format_penalty=-1)
             await session.submit(Task(name=f"lake-{seed}", prompt="{observation}", environment=lake), f"step-{seed}")

@@ -3,6 +3,7 @@ affected.
 """
 
 import asyncio
+import io
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -122,8 +123,8 @@ async def test_pages_of_a_long_conversation_do_not_delay_other_sessions(
 ) -> None:
     model.released.set()
     hostile, good = urls
-    body = {"model": "tiny", "input": [{"role": "user", "content": "x"}] * 20_000}
-    async with flood.post(f"{hostile}/responses", json=body) as reply:
+    body = json.dumps({"model": "tiny", "input": [{"role": "user", "content": "x"}] * 100_000}).encode()
+    async with flood.post(f"{hostile}/responses", data=io.BytesIO(body)) as reply:
         page = f"{hostile}/responses/{(await reply.json())['id']}/input_items"
     monkeypatch.setattr(body_queue, "BURST_SECONDS", 0.05)  # some hundred short calls
     monkeypatch.setattr(body_queue, "SHARE", 1e-4)

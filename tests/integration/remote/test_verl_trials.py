@@ -97,7 +97,7 @@ async def play(
     settings = read_settings(config(folder, **remote), environ or {})
     assert settings is not None
     running = Rollouts(
-        with_remote_agent(config(folder, **remote), settings), policy.model, {}, make_trials(settings, environ or {})
+        with_remote_agent(config(folder, **remote), settings), policy.model, make_trials(settings, environ or {})
     )
     row = read_row({"uid": "u", "index": 0, "instance_id": "hello"}, HarborRows(config(folder, **remote), {}, settings))
     try:

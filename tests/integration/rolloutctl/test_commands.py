@@ -389,6 +389,8 @@ def test_stopped_run_resumes(shell: Shell) -> None:
     assert process.returncode == 130, told
     assert "Resume with: rolloutctl run slow.yaml" in told
     assert "Traceback" not in told
+    job_file = next(shell.folder.glob("out/slow-*/job.json"))
+    assert json.loads(job_file.read_text())["command"] == f"cd {shell.folder} && rolloutctl run slow.yaml"
     sealed = {path.name: path.read_bytes() for path in shell.folder.glob("out/slow-*/seals/*.json")}
     assert 0 < len(sealed) < 6
     again = shell("run", "slow.yaml", "-o", "json")
@@ -794,6 +796,19 @@ def test_damaged_run_is_listed_with_the_object(finished: Shell, tmp_path: Path) 
     assert f"{run.name} is damaged: stats.json: it is not JSON" in listed.stderr
 
 
+def test_run_with_a_damaged_job_file_is_listed_with_the_file(finished: Shell, tmp_path: Path) -> None:
+    shutil.copytree(finished.folder / "out", tmp_path / "out")
+    (run,) = (tmp_path / "out").iterdir()
+    (run / "job.json").write_text('{"a')
+    shell = Shell(finished.program, tmp_path)
+    listed = shell("ls", "out")
+    assert listed.returncode == 0
+    assert f"{run.name} is damaged: {run.name}/job.json: Invalid JSON" in listed.stderr
+    assert "Restore this file from a copy" in listed.stderr
+    assert "contains no run" not in listed.stderr
+    assert [row["state"] for row in json.loads(shell("ls", "starter", "-o", "json").stdout)] == ["damaged"]
+
+
 def test_truncated_records_are_named_by_every_command_that_reads_them(shell: Shell) -> None:
     slow_job(shell.folder, 0)
     assert shell("run", "slow.yaml").returncode == 0
@@ -967,7 +982,12 @@ def test_run_whose_agent_always_raises_stops_and_continues_with_corrected_code(s
     assert broken.returncode == 130
     assert "raised the same exception in each of the first 8 rollouts" in broken.stderr
     assert broken.stderr.count("context.task.prompt.uper()") == 1
-    assert json.loads(shell("ls", "-o", "json").stdout)[0]["sealed"] == 0
+    error = "rollouts, so the run was stopped: "
+    listed = json.loads(shell("ls", "-o", "json").stdout)[0]
+    assert (listed["sealed"], error in listed["error"]) == (0, True)
+    assert f"{error}AttributeError: 'str' object has no attribute 'uper'" in shell("ls").stderr
+    assert "context.task.prompt.uper()" in shell("results", "slow").stderr
+    assert "context.task.prompt.uper()" in shell("show", "slow", "0").stdout
     typo.write_text(typo.read_text().replace("uper", "upper"))
     resumed = json.loads(shell("run", str(job), "-o", "json", environ=environ).stdout)
     assert resumed["outcomes"]["Completed"] == resumed["total"] == 16

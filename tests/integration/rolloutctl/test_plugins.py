@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -43,10 +42,9 @@ Shell = Callable[..., subprocess.CompletedProcess[str]]
 def shell(tmp_path: Path) -> Shell:
     """Runs commands in a folder that has a module of plugins."""
     (tmp_path / "wishing_kit.py").write_text(MODULE)
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
 
     def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return run_rolloutctl(*arguments, folder=tmp_path, environ={"PYTHONPATH": path, **environ})
+        return run_rolloutctl(*arguments, folder=tmp_path, environ=environ)
 
     return run
 

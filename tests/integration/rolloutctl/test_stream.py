@@ -97,8 +97,8 @@ async def test_a_trainer_may_open_a_stream_before_its_runners_have_started(job: 
     [written] = (tmp_path / "out").glob("*/job.json")
     away = written.rename(tmp_path / "job.json")
     with pytest.raises(CommandError, match="contains no run"):
-        await JobStream.open(str(written.parent), {})
-    opening = asyncio.create_task(JobStream.open(str(written.parent), {}, patience_seconds=60))
+        await JobStream.open(str(written.parent))
+    opening = asyncio.create_task(JobStream.open(str(written.parent), patience_seconds=60))
     await asyncio.sleep(0)
     away.rename(written)
     assert await (await opening).close() == 0
@@ -115,7 +115,7 @@ async def test_results_are_read_from_their_index_and_streams_are_opened_without_
     await index.end()
     await show_results(record.store.uri, Form.JSON)
     assert len(json.loads(capsys.readouterr().out)) == READS_AT_ONCE + 1
-    assert await (await JobStream.open(record.store.uri, {})).submit({"name": "a", "prompt": "b"}) == 0
+    assert await (await JobStream.open(record.store.uri)).submit({"name": "a", "prompt": "b"}) == 0
 
 
 async def open_job(folder: Path) -> JobRecord:
@@ -130,7 +130,7 @@ def test_follower_gets_the_last_group_and_the_reason_when_a_run_is_aborted(
 ) -> None:
     async def give_up() -> JobRecord:
         record = await open_job(tmp_path)
-        stream = await JobStream.open(record.store.uri, {})
+        stream = await JobStream.open(record.store.uri)
         for number in range(2):
             await stream.submit({"name": f"task-{number}", "prompt": "Do it."})
         await StreamRecord(record.store).publish(0, 0, [completed(task="task-0")])

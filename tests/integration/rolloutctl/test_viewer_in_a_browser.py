@@ -6,6 +6,7 @@ import contextlib
 import importlib.resources
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -21,6 +22,7 @@ from aiohttp import web
 from agent_runtime.recording.health import HealthReport
 from agent_runtime.recording.segments import json_bytes
 from agent_runtime.recording.store import Store
+from rollout_api.records import Outcome, PluginReport, StopReason
 from rolloutctl.commands.report import write_report
 from rolloutctl.viewer.library import Library, OpenRun
 from rolloutctl.viewer.rollout import Rollout
@@ -97,7 +99,7 @@ async def test_all_runs_are_listed_and_two_can_be_compared(browser: Browser, run
     async with served(runs) as url, browser(url) as tab:
         await tab.until("document.querySelectorAll('#runs tbody tr').length === 3")
         states = await tab.run("[...document.querySelectorAll('#runs .state')].map((e) => e.textContent).join()")
-        assert states == "failed to start,stopped,finished"
+        assert states == "failed to start,unfinished,finished"
         for name in ("night-run", "second"):
             await tab.run(f"document.querySelector('input[aria-label^=\"Compare {name}\"]').click()")
         await tab.until("document.querySelector('a.button') !== null")
@@ -106,6 +108,9 @@ async def test_all_runs_are_listed_and_two_can_be_compared(browser: Browser, run
         text = await tab.run("document.querySelector('main').textContent")
         assert "95 % interval" in text
         assert "Worse0" in text
+        night = folder_of(runs, "night-run")
+        await tab.run(f"location.hash = '/compare/{night}/{night}'")
+        await tab.until("document.querySelector('.tiles').textContent.includes('all tasks are equal')")
         assert tab.problems == []
         assert all(request.startswith(url) for request in tab.requests)
 
@@ -164,8 +169,10 @@ async def test_a_rollout_has_raw_calls_tokens_files_and_its_search(browser: Brow
     page = f"/run/{night}/rollout/3"
     async with served(runs) as url, browser(f"{url}#{page}") as tab:
         await tab.until("document.querySelectorAll('.step').length > 4")
-        branch = await tab.run("[...document.querySelectorAll('.copy')].at(-1).title")
-        assert "index: 3, turn: 2," in branch, "the last of its 4 answers has no turn to go on to"
+        await tab.until("document.querySelectorAll('.step .copy').length > 0")  # when the run's summary is there too
+        copied = await tab.run("[...document.querySelectorAll('.step .copy')].map((e) => e.title).join()")
+        turns = [int(turn) for turn in re.findall(r"index: 3, turn: (\d),", copied)]
+        assert turns == [0, 1, 2], "the last of its 4 answers has no turn to continue with"
         await tab.run("[...document.querySelectorAll('button')].find((e) => e.textContent === 'raw').click()")
         await tab.until("document.querySelector('main').textContent.includes('\"finishReason\"')")
         await tab.run(
@@ -182,9 +189,65 @@ async def test_a_rollout_has_raw_calls_tokens_files_and_its_search(browser: Brow
         assert "changed" in await tab.run("document.querySelector('.outline').textContent")
         await tab.run(f"location.hash = '{page}?tab=files&file=data.bin'")
         await tab.until("document.querySelector('.steps').textContent.includes('not text')")
-        await tab.run(f"location.hash = '/compare/{night}/3/{night}/4'")
-        await tab.until("document.querySelectorAll('section.pair').length > 4")
         assert tab.problems == []
+
+
+async def test_compared_rollouts_are_chosen_by_run_and_task_or_by_number(browser: Browser, runs: Path) -> None:
+    night, second = folder_of(runs, "night-run"), folder_of(runs, "second")
+    async with served(runs) as url, browser(f"{url}#/run/{night}/rollout/3") as tab:
+        await tab.until("document.querySelector('a[href*=compare]')")
+        await tab.run("document.querySelector('a[href*=compare]').click()")
+        await tab.until("document.querySelectorAll('form[aria-label=\"Right rollout\"] option').length > 9")
+        assert await tab.run("location.hash") == f"#/compare/{night}/3/{night}/2"
+
+        async def choose(position: int, value: str) -> None:
+            select = f"document.querySelectorAll('form[aria-label=\"Right rollout\"] select')[{position}]"
+            await tab.until(f"[...{select}.options].some((e) => e.value === {value!r})")
+            await tab.run(
+                f"{{ const e = {select}; e.value = {value!r}; "
+                "e.dispatchEvent(new Event('change', {bubbles: true})); }"
+            )
+
+        await choose(0, second)
+        await choose(1, "5")
+        await tab.until(f"location.hash === '#/compare/{night}/3/{second}/5'")
+        await tab.until("document.querySelector('.pair-head').textContent.includes('Rollout 5 fix-parser-0/5')")
+        await tab.run(
+            "{ const e = document.querySelector('form[aria-label=\"Left rollout\"]'); "
+            "e.elements.index.value = 12; e.requestSubmit(); }"
+        )
+        await tab.until(f"location.hash === '#/compare/{night}/12/{second}/5'")
+        await tab.until("document.querySelector('.pair-head').textContent.includes('Rollout 12 fix-cache-1/4')")
+        assert tab.problems == []
+
+
+async def test_tracebacks_are_below_the_causes_and_errors_of_plugins_are_text(browser: Browser, tmp_path: Path) -> None:
+    raised = 'Traceback (most recent call last):\n  File "own.py", line 3, in {}\nValueError: no'
+    changes: list[dict[str, Any]] = [
+        {"stop_reason": StopReason.AGENT_ERROR, "traceback": raised.format("act")},
+        {"tool_tracebacks": {"own": raised.format("search")}},
+        {"plugins": {"own:Judge": PluginReport(failed=1, error="after: ValueError", traceback=raised.format("judge"))}},
+    ]
+    rollouts = []
+    for index, changed in enumerate(changes):
+        rollout = made_up_rollout(index, hostile=False)
+        assert rollout.result is not None
+        result = rollout.result.model_copy(update={"outcome": Outcome.COMPLETED, **changed})
+        rollouts.append(Rollout(rollout.records, result, rollout.verdict))
+    folder = write_run(tmp_path, "raised", rollouts)
+    report = tmp_path / "report.html"
+    run = OpenRun(await Library(Store.open(str(tmp_path), {})).folder(folder.name))
+    async with contextlib.aclosing(run):
+        await write_report(run, report)
+    async with served(tmp_path) as url:
+        for page in (f"{url}#/run/{folder.name}", report):
+            async with browser(page) as tab:
+                await tab.until("document.querySelectorAll('.causes details').length === 3")
+                await tab.run("document.querySelectorAll('.causes summary').forEach((e) => e.click())")
+                for place in ("act", "search", "judge"):
+                    await tab.until(f"document.querySelector('.causes').textContent.includes('line 3, in {place}\\n')")
+        async with browser(f"{url}#/run/{folder.name}/rollout/2?tab=verdict") as tab:
+            await tab.until("document.querySelector('.error pre')?.textContent.includes('line 3, in judge\\n')")
 
 
 async def test_nothing_that_a_model_wrote_runs_becomes_markup_or_leaves(browser: Browser, runs: Path) -> None:
@@ -220,6 +283,9 @@ async def test_nothing_that_a_model_wrote_runs_becomes_markup_or_leaves(browser:
 async def test_a_live_run_is_followed(browser: Browser, tmp_path: Path) -> None:
     rollouts = [made_up_rollout(index, hostile=False) for index in range(4)]
     folder = write_run(tmp_path, "live", rollouts[:1], group_size=4, finished=False, total=4)
+    (folder / "health").mkdir()
+    health = folder / "health" / "0.json"
+    health.write_bytes(json_bytes(HealthReport(time=time.time() + 600)))
     async with served(tmp_path) as url, browser(f"{url}#/run/{folder.name}") as tab:
         await tab.until("document.querySelectorAll('.virtual tbody tr').length === 1")
         write_rollout(folder, Rollout(rollouts[1].records[:4]))
@@ -229,6 +295,14 @@ async def test_a_live_run_is_followed(browser: Browser, tmp_path: Path) -> None:
         write_rollout(folder, Rollout(rollouts[2].records[:3]))
         await tab.run(f"location.hash = '/run/{folder.name}'")
         await tab.until("document.querySelector('.flight')?.textContent.includes('tool bash')")
+        await tab.run(f"location.hash = '/run/{folder.name}/rollout/2'")
+        await tab.until("document.querySelector('h1').textContent === 'Rollout 2: fix-parser-0, member 2'")
+        await tab.until("document.querySelector('.call').textContent.includes('Running for')")
+        health.write_bytes(json_bytes(HealthReport(time=time.time(), ended=True)))
+        await tab.until("document.querySelector('.banner').textContent.includes('was interrupted')")
+        await tab.until("document.querySelector('.call').textContent.includes('No result was recorded.')")
+        assert "New steps" not in await tab.run("document.querySelector('main').textContent")
+        await tab.run(f"location.hash = '/run/{folder.name}'")
         for index in (3,):
             write_rollout(folder, rollouts[index])
         await tab.until("document.querySelectorAll('.virtual tbody tr').length === 2")

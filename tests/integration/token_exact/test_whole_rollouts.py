@@ -180,7 +180,7 @@ async def test_a_trainer_cannot_go_over_to_a_model_without_ids_in_the_middle_of_
         job = RolloutJob.model_validate(manifest)
         other = ModelSpec.model_validate({"endpoint": {"baseURL": f"{text.url}/v1", "name": "policy"}})
         provider = DummyProvider("token-exact-session")
-        async with RolloutSession(job, base_dir=tmp_path, environ={}, provider=provider) as session:
+        async with RolloutSession(job, base_dir=tmp_path, provider=provider) as session:
             with pytest.raises(ModelConfigError, match="allowTextOnly"):
                 await session.use_model(other)
 

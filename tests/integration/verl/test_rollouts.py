@@ -96,7 +96,7 @@ def config(folder: Path, **custom: Any) -> dict[str, Any]:
 
 @pytest.fixture
 async def rollouts(tmp_path: Path, policy: Policy) -> AsyncIterator[Rollouts]:
-    running = Rollouts(config(tmp_path, agent={"tools": []}), policy.model, {})
+    running = Rollouts(config(tmp_path, agent={"tools": []}), policy.model)
     yield running
     await running.close()
 
@@ -119,7 +119,7 @@ async def test_rollouts_see_no_files_of_the_dataset(tmp_path: Path, policy: Poli
         file = Path(folder, "train.parquet")
         file.write_text("hidden tests")
         data = {"train_files": [str(file)], "val_files": "nowhere.parquet"}
-        running = Rollouts({**config(tmp_path, agent={"tools": []}), "data": data}, policy.model, {})
+        running = Rollouts({**config(tmp_path, agent={"tools": []}), "data": data}, policy.model)
         try:
             (member,) = await running.run(row(0, setup=[f"! cat {file}"]), VALIDATE)
         finally:
@@ -165,7 +165,7 @@ def writing(prompt: Prompt) -> Answer:
 async def test_model_server_can_answer_instead_of_verls_own(tmp_path: Path) -> None:
     async with VllmStandIn(script=writing) as server:
         endpoint = {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy"}}
-        served = Rollouts(config(tmp_path, model=endpoint, agent={"tools": ["bash"]}), None, {})
+        served = Rollouts(config(tmp_path, model=endpoint, agent={"tools": ["bash"]}), None)
         (member, _) = await served.run(row(0, verifier={"commands": ["grep -qx apple out.txt"]}), TRAIN)
         await served.close()
         asked = {(tuple(request.prompt_ids), tuple(request.ids)) for request in server.served}

@@ -44,7 +44,7 @@ def job(url: str, folder: Path, turns: int, **sampling: Any) -> RolloutJob:
 
 
 async def run(job: RolloutJob) -> RunReader:
-    groups = [group async for group in Client(environ={}).run(job)]
+    groups = [group async for group in Client().run(job)]
     assert len(groups) == 1
     return await open_run(Store.open(job.spec.output.uri or "", {}), "talk")
 

@@ -8,7 +8,8 @@ import pytest
 from agent_runtime.engine import health
 from agent_runtime.engine.events import AttemptFailed, ModelCallFailing, ModelSilent, StorageRequested
 from agent_runtime.engine.health import Health
-from agent_runtime.recording.health import ALIVE_SECONDS, HealthReport, health_reports, is_working
+from agent_runtime.engine.scheduling.first_ends import AgentBroken
+from agent_runtime.recording.health import ALIVE_SECONDS, HealthReport, health_reports, is_working, last_error
 from agent_runtime.recording.store import Store
 
 
@@ -53,3 +54,26 @@ async def test_a_process_reports_while_it_works_and_at_its_end(
     assert not is_working(report, time.time())
     await store.put("health/9.json", b"{}")
     assert len(await health_reports(store)) == 1, "one that cannot be read is left out"
+
+
+@pytest.mark.parametrize(
+    ("error", "recorded"),
+    [
+        (AgentBroken("Traceback"), str(AgentBroken("Traceback"))),
+        (KeyError("x"), "KeyError: 'x'"),
+        (asyncio.CancelledError(), None),
+    ],
+)
+async def test_error_that_ends_a_run_is_recorded_until_a_process_resumes_it(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch, error: BaseException, recorded: str | None
+) -> None:
+    monkeypatch.setattr(health, "WRITE_SECONDS", 0.01)
+    store = Store.open(str(tmp_path), {})
+    with pytest.raises(type(error)):
+        async with Health().written(store, 0):
+            raise error
+    assert await last_error(store) == recorded
+    async with Health().written(store, 0):
+        async with asyncio.timeout(60):
+            while await last_error(store) is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)

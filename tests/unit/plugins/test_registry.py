@@ -11,7 +11,7 @@ from pydantic import Field
 from agent_rollouts.plugins import ActionFilter, EpisodeEvaluator
 from agent_runtime.extensions import ExtensionError
 from agent_runtime.plugins.plugins import Plugins
-from agent_runtime.plugins.registry import describe_plugin, load_plugins, registry, unused_hooks
+from agent_runtime.plugins.registry import describe_plugin, hooks_of, load_plugins, registry, unused_hooks
 from rollout_api.rollout_job import PluginUse
 
 MODULE = """
@@ -104,8 +104,11 @@ def test_unknown_argument_of_a_hook_is_reported() -> None:
     class Greedy:
         def before_tool_call(self, workspace: object) -> None: ...
 
-    with pytest.raises(ExtensionError, match="workspace"):
+    allowed = "before_tool_call has no argument 'workspace'; its arguments are rollout, call, key"
+    with pytest.raises(ExtensionError, match=allowed):
         Plugins.open([], [Greedy()])
+    with pytest.raises(ExtensionError, match=allowed):
+        hooks_of(Greedy, "Greedy")
 
 
 def test_class_without_hooks_or_its_kinds_method_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

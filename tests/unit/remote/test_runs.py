@@ -17,7 +17,7 @@ DONE = RunResult(run_id=RUN, status=RunStatus.COMPLETED, rewards={"reward": 1.0}
 async def result_of_run(folder: Path, monkeypatch: pytest.MonkeyPatch, results: list[Any]) -> RunResult | None:
     """Return a client's result of a run whose job ends with these results or errors, one after another."""
     monkeypatch.setattr(runs_module, "AGAIN_SECONDS", 0.0)
-    runs = Runs(folder, {}, {})
+    runs = Runs(folder, {})
 
     async def result(*_: object) -> RunResult:
         if isinstance(given := results.pop(0), Exception):

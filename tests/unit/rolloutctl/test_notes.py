@@ -62,9 +62,18 @@ def test_error_of_a_tool_is_shown_once_for_all_rollouts_with_its_place() -> None
     assert note.endswith("Rollouts 0, 1, 2. First error: mine.py:0: KeyError: 1")
 
 
+def test_plugin_that_refused_every_tool_call_of_a_rollout_is_reported() -> None:
+    def refused(index: int, calls: int) -> Result:
+        return result(index, toolCalls=calls, plugins={"Careful": {"calls": 4, "seconds": 0.1, "refused": 3}})
+
+    (note,) = notes([refused(0, 3), refused(1, 4), refused(2, 3)], {})
+    assert note.startswith("Plugin Careful refused every tool call of 2 rollouts: 6 calls.")
+    assert note.endswith("Rollouts 0, 2.")
+
+
 def test_verifiers_without_a_usable_report_are_counted_by_reason() -> None:
-    silent = Verdict(reward=0, passed=False, message="reward.txt was not written")
-    (note,) = notes([result(0), result(1), result(2)], {0: silent, 2: silent})
+    silent = [result(index, verifierMessage="reward.txt was not written") for index in (0, 2)]
+    (note,) = notes([silent[0], result(1), silent[1]], {})
     assert "2 rollouts got a failed verdict" in note
     assert "reward.txt was not written ×2." in note
     assert "Rollouts 0, 2." in note

@@ -153,6 +153,16 @@ def test_warnings_of_the_provider_are_shown() -> None:
     assert "\x1b" not in plain([warned])
 
 
+def test_missing_isolation_is_one_short_line() -> None:
+    def line(*isolation: str) -> str:
+        lines = plain([JobStarted("job", "job-1", "out", 1, 0, resumed=False, isolation=isolation)]).splitlines()
+        return next(line for line in lines if "Isolation" in line)
+
+    assert line("no image") == "Warning: Isolation: no image. See `rolloutctl doctor`."
+    assert "… (and 2 more). See `rolloutctl doctor`." in line("x" * 300, "b", "c")
+    assert len(line("x" * 300, "b", "c")) <= 160
+
+
 def test_complete_run_is_reported_with_the_command_that_runs_it_again() -> None:
     assert "Nothing is left to run. To run the job again" in plain([started(4, done=4)])
     assert "Nothing is left" not in plain([started(4, done=3)])

@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import operator
+import os
 import sys
 import tarfile
 import time
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.health import HealthReport
+from agent_runtime.recording.reader import NoSuchRun
 from agent_runtime.recording.segments import json_bytes
 from agent_runtime.recording.store import StorageUnavailable, Store
 from rollout_api.records import ChangesRecord, Outcome, PluginReport, Record
@@ -45,7 +47,7 @@ from rolloutctl.viewer.server import EVENT_SECONDS, serving
 from rolloutctl.viewer.table import COLUMNS, NAMES, RolloutTable
 from rolloutctl.viewer.token_text import open_tokenizer
 from rolloutctl.viewer.where import TEXT_FIELDS, WrongCondition, sql
-from tests.support.made_up_runs import made_up_rollout, write_rollout, write_run
+from tests.support.made_up_runs import BEGAN, made_up_rollout, write_rollout, write_run
 from tests.support.recorded_run import record_run
 from tests.support.records import answered, asked, completed
 
@@ -193,7 +195,7 @@ def test_a_learning_curve_has_a_point_for_each_label_in_the_order_of_submission(
     assert asyncio.run(curve("unlabelled", rollouts[3:4])) == []
 
 
-async def test_exceptions_of_tools_and_plugins_and_the_rate_since_the_start_are_in_the_summary(tmp_path: Path) -> None:
+async def test_summary_has_exceptions_of_own_code_verifier_problems_and_the_rate(tmp_path: Path) -> None:
     now = time.time()
     rollouts = []
     for index in range(4):
@@ -202,6 +204,7 @@ async def test_exceptions_of_tools_and_plugins_and_the_rate_since_the_start_are_
         changed = {
             "tool_tracebacks": {"boom": "Traceback\nRuntimeError: kaput"},
             "plugins": {"own:Judge": PluginReport(calls=1, failed=1, error="filter_tool_call: ValueError: no")},
+            "verifier_message": "reward.txt was not written",
             "started": now - 60.0,
             "ended": now - 1.0,
         }
@@ -215,6 +218,7 @@ async def test_exceptions_of_tools_and_plugins_and_the_rate_since_the_start_are_
     causes = {cause["where"] for cause in summary["causes"]}
     assert 'toolError == "boom: RuntimeError: kaput"' in causes
     assert 'pluginError == "own:Judge: filter_tool_call: ValueError: no"' in causes
+    assert 'verifierError == "reward.txt was not written"' in causes
     assert 3 < summary["perMinute"] < 4.1, "the rollouts took a minute, though they ended in the same second"
 
 
@@ -403,6 +407,48 @@ async def test_stopped_runs_are_closed_until_a_process_works_on_them(
         rows = {row["name"]: row for row in await library.rows()}
         assert (rows["b"]["sealed"], rows["b"]["running"]) == (2, True)
         assert folders["b"].name in library._open
+    finally:
+        await library.close()
+
+
+async def test_run_with_a_damaged_job_file_is_listed_as_damaged(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "a", [made_up_rollout(0)], group_size=1)
+    intact = write_run(tmp_path, "b", [made_up_rollout(0)], group_size=1)
+    job = json.loads((folder / "job.json").read_text())
+    (folder / "job.json").write_text(json.dumps(job | {"manifest": job["manifest"] | {"kind": "Other"}}))
+    library = Library(Store.open(str(tmp_path), {}))
+    try:
+        rows = {row["folder"]: row for row in await library.rows()}
+        assert set(rows[folder.name]) == set(rows[intact.name])
+        assert rows[folder.name]["damaged"].startswith(f"{folder.name}/job.json: manifest.kind: ")
+        with pytest.raises(NoSuchRun, match="Restore this file from a copy"):
+            await library.run(folder.name)
+    finally:
+        await library.close()
+
+
+async def test_error_that_ended_a_run_is_in_its_summary(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "a", [made_up_rollout(0)], group_size=4, total=8, finished=False)
+    (folder / "health").mkdir()
+    report = HealthReport(time=time.time(), ended=True, error="The agent's own code raised\nTraceback")
+    (folder / "health" / "0.json").write_bytes(json_bytes(report))
+    library = Library(Store.open(str(tmp_path), {}))
+    try:
+        summary = (await library.run(folder.name)).summary()
+        assert (summary["state"], summary["error"]) == ("unfinished", "The agent's own code raised\nTraceback")
+    finally:
+        await library.close()
+
+
+async def test_duration_of_a_copied_run_is_that_of_the_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path, "a", [made_up_rollout(0)], group_size=1, created=BEGAN)
+    os.utime(run / "stats.json", (BEGAN + 1e6, BEGAN + 1e6))
+    library = Library(Store.open(str(tmp_path), {}))
+    try:
+        (row,) = await library.rows()
+        result = made_up_rollout(0).result
+        assert result is not None
+        assert result.ended == BEGAN + row["duration"]
     finally:
         await library.close()
 

@@ -1,12 +1,14 @@
+import { useState } from "preact/hooks";
 import { Curves } from "./charts";
 import { count, number, plural, seconds } from "./format";
 import { Problem, Tiles, useAsync, useSummary, useTitle } from "./parts";
 import { href, rolloutLink, runLink, useRoute, setQuery } from "./router";
 import type { Source, Step } from "./source";
-import { Block, Markdown } from "./text";
+import { Block, MessageText } from "./text";
 import { quoted } from "./where";
 
 const ROWS = 200;
+const MOST = 500; // rollouts of one task that can be chosen from
 const signed = (value: number, digits = 3) => (value > 0 ? `+${number(value, digits)}` : number(value, digits));
 
 export function CompareRuns({ source, before, after }: { source: Source; before: string; after: string }) {
@@ -25,6 +27,7 @@ export function CompareRuns({ source, before, after }: { source: Source; before:
   if (!value) return <>{head}<p role="status">Reading…</p></>;
   const rows = Object.entries(value.tasks).map(([task, means]) => ({ task, ...means, change: means.after - means.before }));
   const better = rows.filter((row) => row.change > 0), worse = rows.filter((row) => row.change < 0);
+  const areEqual = rows.length > 0 && better.length + worse.length === 0;
   const show = query.get("show") ?? "changed";
   const listed = [...(show === "better" ? better : show === "worse" ? worse : show === "all" ? rows : [...worse, ...better])].sort((a, b) => a.change - b.change);
   const interval = value.confidenceInterval;
@@ -34,7 +37,7 @@ export function CompareRuns({ source, before, after }: { source: Source; before:
       {head}
       <Tiles tiles={[
         ["Mean reward", `${number(value.meanBefore, 3)} → ${number(value.meanAfter, 3)}`, `over ${plural(rows.length, "common task")}`],
-        ["Difference", value.difference === null ? "–" : signed(value.difference), interval ? `95 % interval ${signed(interval[0])} to ${signed(interval[1])}${interval[0] > 0 || interval[1] < 0 ? "" : ": may be chance"}` : "too few tasks for an interval"],
+        ["Difference", value.difference === null ? "–" : signed(value.difference), areEqual ? "all tasks are equal" : interval ? `95 % interval ${signed(interval[0])} to ${signed(interval[1])}${interval[0] > 0 || interval[1] < 0 ? "" : ": may be chance"}` : "too few tasks for an interval"],
         ["Better", count(better.length)], ["Worse", count(worse.length)], ["Equal", count(rows.length - better.length - worse.length)],
         value.onlyBefore.length + value.onlyAfter.length > 0 && ["In one run only", count(value.onlyBefore.length + value.onlyAfter.length)],
       ]} />
@@ -45,7 +48,7 @@ export function CompareRuns({ source, before, after }: { source: Source; before:
         <div role="group" aria-label="Which tasks" class="tabs">{["changed", "worse", "better", "all"].map((name) => (
           <button type="button" aria-pressed={show === name} onClick={() => setQuery({ show: name === "changed" ? null : name })}>{name}</button>
         ))}</div>
-        {listed.length === 0 ? <p class="hint">No task.</p> : (
+        {listed.length === 0 ? <p class="hint">{areEqual && show === "changed" ? "All tasks are equal." : "No task."}</p> : (
           <div class="scroll" tabIndex={0} role="region" aria-label="Tasks">
             <table id="tasks"><thead><tr><th scope="col">task</th><th scope="col" class="number">before</th><th scope="col" class="number">after</th><th scope="col" class="number">difference</th></tr></thead>
               <tbody>{listed.slice(0, ROWS).map((row) => (
@@ -75,12 +78,17 @@ export function CompareRollouts({ source, before, after }: { source: Source; bef
   const turns = [...new Set([...left.keys(), ...right.keys()])].sort((a, b) => a - b);
   const different = turns.find((turn) => JSON.stringify(said(left.get(turn))) !== JSON.stringify(said(right.get(turn))));
   const title = ([run, index]: Place, found: typeof one) => (
-    <><a href={rolloutLink(run, index)}>Rollout {index}</a> {found.value?.result && <span class="hint">{found.value.result.task}/{found.value.result.member}, reward {number(found.value.result.reward, 3)}</span>}</>
+    <><a href={rolloutLink(run, index)}>Rollout {index}</a> {found.value && <span class="hint">{found.value.task}/{found.value.member}, {found.value.result ? `reward ${number(found.value.result.reward, 3)}` : "no result"}{before[0] === after[0] ? "" : ` · ${run}`}</span>}</>
   );
   return (
     <>
       <header class="head"><nav aria-label="Path"><a href={runLink(before[0])}>{before[0]}</a> ›</nav><h1>Two rollouts, turn by turn</h1></header>
       {problem && <Problem text={problem} />}
+      <div class="pair">
+        <Picker key={`left ${before[0]}`} source={source} label="Left" place={before} task={one.value?.task ?? ""} link={(place) => href(["compare", ...place, ...after])} />
+        <Picker key={`right ${after[0]}`} source={source} label="Right" place={after} task={one.value?.task ?? ""} link={(place) => href(["compare", ...before, ...place])} />
+      </div>
+      {before[0] === after[0] && before[1] === after[1] && <p class="banner">Both sides show the same rollout. Choose another one.</p>}
       {different !== undefined && <p class="hint">They differ from {different < 0 ? "the prompt" : `turn ${different + 1}`} on. <button type="button" class="plain" onClick={() => document.getElementById(`pair-${different}`)?.scrollIntoView()}>Go there</button></p>}
       <div class="pair pair-head"><h2>{title(before, one)}</h2><h2>{title(after, two)}</h2></div>
       {turns.map((turn) => (
@@ -89,6 +97,31 @@ export function CompareRollouts({ source, before, after }: { source: Source; bef
         </section>
       ))}
     </>
+  );
+}
+
+/** Chooses a rollout: a run, and in it one of the same task, or any by its number. */
+function Picker({ source, label, place, task, link }: { source: Source; label: string; place: Place; task: string; link: (place: Place) => string }) {
+  const [run, setRun] = useState(place[0]);
+  const runs = useAsync(() => source.runs(), [source]);
+  const found = useAsync(() => source.rollouts(run, { where: { op: "==", field: "task", value: task }, sort: "index", descending: false, offset: 0, limit: MOST }), [source, run, task]);
+  const listed = found.value?.rows ?? [], problem = runs.problem || found.problem;
+  const go = (index: number) => { location.hash = link([run, index]); };
+  return (
+    <form class="filters" aria-label={`${label} rollout`} onSubmit={(event) => { event.preventDefault(); go(Number(new FormData(event.currentTarget).get("index"))); }}>
+      <label class="grow"><span>{label}: run</span>
+        <select value={run} onChange={(event) => setRun(event.currentTarget.value)}>
+          {[...new Set([run, ...(runs.value?.runs ?? []).map((other) => other.folder)])].map((folder) => <option key={folder} value={folder}>{folder}</option>)}
+        </select></label>
+      <label class="grow"><span>Rollout of {task || "the same task"}</span>
+        <select value={run === place[0] && listed.some((row) => row.index === place[1]) ? String(place[1]) : ""} onChange={(event) => go(Number(event.currentTarget.value))}>
+          <option value="" disabled>{listed.length ? "Choose…" : "No rollout of this task has ended."}</option>
+          {listed.map((row) => <option key={row.index} value={String(row.index)}>{row.index}: member {row.member}, {row.ended}, {row.reward === undefined ? "no reward" : `reward ${number(row.reward, 3)}`}</option>)}
+        </select></label>
+      <label><span>or any number</span><input type="number" name="index" min={0} required size={6} /></label>
+      <button type="submit">Show</button>
+      {problem && <Problem text={problem} />}
+    </form>
   );
 }
 
@@ -108,10 +141,10 @@ const said = (steps: Step[] | undefined) => steps?.map((step) => [step.role, ste
 function Side({ steps, turn }: { steps: Step[] | undefined; turn: number }) {
   if (!steps) return <div class="side empty"><p class="hint">No turn {turn + 1}.</p></div>;
   return (
-    <div class="side">{steps.map((step) => (
+    <div class="side">{steps.map((step) => step.role === "note" ? <p class="note">{step.text}</p> : (
       <article class={`step role-${step.role}`}>
         <header><strong>{step.role === "assistant" ? `assistant, turn ${turn + 1}` : step.role}</strong>{step.seconds ? <span class="hint">{seconds(step.seconds)}</span> : null}</header>
-        {step.text && <Markdown text={step.text} />}
+        {step.text && <MessageText role={step.role} text={step.text} />}
         {step.calls?.map((call) => <div class="call"><p class="call-head">→ <strong>{call.name}</strong></p>{call.arguments?.map(([name, value]) => <Block text={value} label={name || "arguments"} />)}{call.result && <Block text={call.result} label="result" error={call.error} />}</div>)}
       </article>
     ))}</div>

@@ -5,8 +5,10 @@ import { useEffect, useState } from "preact/hooks";
 import type { Source, Summary } from "./source";
 
 export function Tiles({ tiles }: { tiles: ([string, ComponentChildren, ComponentChildren?] | null | false)[] }) {
+  const shown = tiles.filter((tile) => tile !== null && tile !== false);
+  // More than one row: both have as many tiles, so that none stands alone.
   return (
-    <dl class="tiles">{tiles.filter((tile) => tile !== null && tile !== false).map(([name, value, note]) => (
+    <dl class={shown.length > 6 ? "tiles many" : "tiles"} style={{ "--half": Math.ceil(shown.length / 2) }}>{shown.map(([name, value, note]) => (
       <div><dt>{name}</dt><dd>{value}{note && <small>{note}</small>}</dd></div>
     ))}</dl>
   );
@@ -17,18 +19,18 @@ export function Problem({ text }: { text: string }) {
 }
 
 const TONES: Record<string, string> = {
-  finished: "good", running: "live", stopped: "mid", aborted: "bad", "failed to start": "bad", damaged: "bad",
+  finished: "good", running: "live", unfinished: "mid", aborted: "bad", "failed to start": "bad", damaged: "bad",
 };
 
 export function State({ state }: { state: string }) {
   return <span class={`state state-${TONES[state] ?? "mid"}`}>{state}</span>;
 }
 
-export function Copy({ text, label }: { text: string; label: string }) {
+export function Copy({ text, label, isPlain = false }: { text: string; label: string; isPlain?: boolean }) {
   const [isDone, setDone] = useState(false);
   useEffect(() => { if (isDone) { const timer = setTimeout(() => setDone(false), 2000); return () => clearTimeout(timer); } }, [isDone]);
   return (
-    <button type="button" class="copy" title={text} onClick={async () => {
+    <button type="button" class={isPlain ? "copy plain" : "copy"} title={text} onClick={async () => {
       try {
         await navigator.clipboard.writeText(text);
         setDone(true);
@@ -37,6 +39,11 @@ export function Copy({ text, label }: { text: string; label: string }) {
       }
     }}>{isDone ? "Copied" : label}</button>
   );
+}
+
+/** The command that resumes a run, where one began it. */
+export function Resume({ summary }: { summary: Summary }) {
+  return summary.command === null ? null : <Copy label="Copy: resume" text={summary.command} />;
 }
 
 /** What a promise gives; asked for again if a dependency changes. The earlier value stays until the new one is there. */

@@ -1,10 +1,10 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { tone } from "./charts";
 import { bytes, compact, count, number, plural, seconds } from "./format";
-import { Copy, Problem, Tiles, useAsync, useKeys, useSummary, useTitle } from "./parts";
+import { Copy, Problem, Resume, Tiles, useAsync, useKeys, useSummary, useTitle } from "./parts";
 import { href, parseHash, rolloutLink, runLink, setQuery, useRoute } from "./router";
-import type { Call, RolloutPage, Source, Span, Step, Strip, Summary, Verdict } from "./source";
-import { Block, Marked, Markdown, Search } from "./text";
+import { failedPlugins, type Call, type RolloutPage, type Source, type Span, type Step, type Strip, type Summary, type Verdict } from "./source";
+import { Block, Marked, MessageText, Search } from "./text";
 import { parse } from "./where";
 
 const LOOK_MILLISECONDS = 2000;
@@ -15,10 +15,12 @@ export function Rollout({ source, run, index }: { source: Source; run: string; i
   const { summary } = useSummary(source, run);
   const { query } = useRoute();
   const [look, setLook] = useState(0);
-  const { value: page, problem } = useAsync(() => source.rollout(run, index), [source, run, index, look]);
+  const isRunning = source.isServer && summary?.state === "running";
+  // Read again when the run ends: the rollout may have ended with it.
+  const { value: page, problem } = useAsync(() => source.rollout(run, index), [source, run, index, look, isRunning]);
   const tab = (TABS as readonly string[]).includes(query.get("tab") ?? "") ? (query.get("tab") as Tab) : "transcript";
   const [words, setWords] = useState("");
-  const isLive = page !== null && !page.problem && page.result === null && source.isServer;
+  const isLive = page !== null && !page.problem && page.result === null && isRunning;
   useEffect(() => {
     if (!isLive) return;
     const timer = setTimeout(() => setLook((n) => n + 1), LOOK_MILLISECONDS);
@@ -31,13 +33,13 @@ export function Rollout({ source, run, index }: { source: Source; run: string; i
     <>
       <header class="head">
         <nav aria-label="Path">{source.isServer && <><a href={href(["runs"])}>Runs</a> › </>}<a href={back}>{summary?.name ?? run}</a> ›</nav>
-        <h1>Rollout {index}{page?.result ? `: ${page.result.task}, member ${page.result.member}` : ""}</h1>
+        <h1>Rollout {index}{page?.task ? `: ${page.task}, member ${page.member}` : ""}</h1>
       </header>
       {(problem || page?.problem) && <Problem text={problem || page!.problem!} />}
       {!page && !problem && <p role="status">Reading…</p>}
       {page && !page.problem && (
         <>
-          <Facts page={page} />
+          <Facts page={page} summary={summary} />
           <Timeline spans={page.timeline} />
           <div class="filters">
             <div role="group" aria-label="Parts of the rollout" class="tabs">{TABS.filter((name) => source.isServer || !["files", "tokens"].includes(name)).map((name) => (
@@ -48,7 +50,7 @@ export function Rollout({ source, run, index }: { source: Source; run: string; i
             <Commands page={page} run={run} index={index} summary={summary} source={source} />
           </div>
           <Search.Provider value={words.trim().toLowerCase()}>
-            {tab === "transcript" && <Transcript page={page} source={source} run={run} index={index} isLive={isLive} words={words.trim().toLowerCase()} />}
+            {tab === "transcript" && <Transcript page={page} source={source} run={run} index={index} summary={summary} isLive={isLive} words={words.trim().toLowerCase()} />}
             {tab === "verdict" && <VerdictPart page={page} />}
             {tab === "files" && <Files source={source} run={run} index={index} />}
             {tab === "tokens" && <Tokens source={source} run={run} index={index} advantage={page.advantage} />}
@@ -90,9 +92,9 @@ function useNeighbours(source: Source, run: string, index: number, summary: Summ
   useKeys({ j: () => void go(1), k: () => void go(-1), u: () => { location.hash = runLink(run, kept()); } });
 }
 
-function Facts({ page }: { page: RolloutPage }) {
+function Facts({ page, summary }: { page: RolloutPage; summary: Summary | null }) {
   const { result } = page;
-  if (!result) return <p class="banner">This rollout is in flight, or its attempt was interrupted. It has no result yet.</p>;
+  if (!result) return <Unfinished summary={summary} />;
   const parts = result.seconds ?? {};
   const ended = result.outcome === "Completed" ? (result.stopReason ?? "Completed") : result.outcome;
   return (
@@ -105,12 +107,19 @@ function Facts({ page }: { page: RolloutPage }) {
         ["Tokens", compact((result.usage?.promptTokens ?? 0) + (result.usage?.completionTokens ?? 0)), `${compact(result.usage?.completionTokens ?? 0)} generated`],
         ["Time", seconds(parts.total), ["model", "tools", "verifier"].filter((name) => parts[name]).map((name) => `${name} ${seconds(parts[name])}`).join(", ")],
       ]} />
-      {result.message && <p class="banner">{[result.reason, result.message].filter(Boolean).join(": ")}</p>}
+      {result.message && (result.stopReason === "Finished" ? <Block text={result.message} label="Final message" /> : <p class="banner">{[result.reason, result.message].filter(Boolean).join(": ")}</p>)}
       {result.failedAttempts?.map((attempt) => <p class="banner">Attempt {attempt.attempt} was lost: {attempt.reason}. {attempt.message}</p>)}
       {result.traceback && <Block text={result.traceback} label="The agent's own code raised" error />}
       {Object.entries(result.toolTracebacks ?? {}).map(([tool, text]) => <Block text={text} label={`Tool ${tool} raised`} error />)}
     </>
   );
+}
+
+function Unfinished({ summary }: { summary: Summary | null }) {
+  if (!summary) return null;
+  if (summary.state === "running") return <p class="banner">This rollout is in flight. It has no result yet.</p>;
+  if (summary.state === "unfinished") return <p class="banner">This rollout was interrupted, because no process works on the run. It continues when the run is resumed. <Resume summary={summary} /></p>;
+  return <p class="banner">This rollout has no result: the run ended before it.</p>;
 }
 
 function Timeline({ spans }: { spans: Span[] }) {
@@ -140,7 +149,7 @@ function jump(id: string) {
 
 const hasError = (step: Step) => step.calls?.some((call) => call.error) ?? false;
 
-function Transcript({ page, source, run, index, isLive, words }: { page: RolloutPage; source: Source; run: string; index: number; isLive: boolean; words: string }) {
+function Transcript({ page, source, run, index, summary, isLive, words }: { page: RolloutPage; source: Source; run: string; index: number; summary: Summary | null; isLive: boolean; words: string }) {
   const [isPlain, setPlain] = useState(false);
   const found = useMemo(() => (words ? page.steps.filter((step) => JSON.stringify(step).toLowerCase().includes(words)).length : 0), [words, page]);
   const at = useRef(-1);
@@ -149,6 +158,11 @@ function Transcript({ page, source, run, index, isLive, words }: { page: Rollout
     at.current = Math.max(0, Math.min(turns.length - 1, at.current + step));
     jump(`step-${turns[at.current]}`);
   };
+  // A job refuses to branch at the last answer, which has no later turn to continue with.
+  const branch = (step: Step, number: number) =>
+    summary?.canBranch && turns.includes(number) && number !== turns[turns.length - 1]
+      ? `# In a manifest: continue after turn ${step.turn! + 1} of this rollout, four times.\ntasks:\n  branch:\n    - {job: ${JSON.stringify(summary.uri)}, index: ${index}, turn: ${step.turn}, count: 4}\n` : undefined;
+  const isCalling = isLive && page.doing?.doing.startsWith("tool ");
   const firstError = page.steps.findIndex(hasError);
   useKeys({
     n: () => move(1), p: () => move(-1), v: () => setQuery({ tab: "verdict" }),
@@ -168,13 +182,14 @@ function Transcript({ page, source, run, index, isLive, words }: { page: Rollout
         ))}</ol>
       </nav>
       <div class="steps">
-        {page.steps.map((step, number) => <StepCard key={number} step={step} id={`step-${number}`} isPlain={isPlain} raw={source.isServer && isAnswer(step) ? () => source.raw(run, index, step.turn!) : undefined} />)}
-        {isLive && <p class="hint" role="status">In flight: new steps appear as they are recorded.</p>}
+        {page.steps.map((step, number) => <StepCard key={number} step={step} id={`step-${number}`} isPlain={isPlain} branch={branch(step, number)} callingSince={isCalling && number === turns[turns.length - 1] ? page.doing!.since : null} raw={source.isServer && isAnswer(step) ? () => source.raw(run, index, step.turn!) : undefined} />)}
+        {isLive && <p class="hint" role="status">In flight, turn {page.doing?.turn}: {page.doing?.doing}{page.doing?.since ? ` for ${since(page.doing.since)}` : ""}. New steps appear as they are recorded.</p>}
       </div>
     </div>
   );
 }
 
+const since = (unix: number) => seconds(Math.max(0, Date.now() / 1000 - unix));
 const isAnswer = (step: Step) => step.role === "assistant" && step.turn !== undefined && step.turn !== null;
 
 function outlined(step: Step): string {
@@ -183,16 +198,16 @@ function outlined(step: Step): string {
   return `${step.turn! + 1}  ${tools || (step.text ?? "").slice(0, 40) || "empty answer"}`;
 }
 
-function StepCard({ step, id, isPlain, raw }: { step: Step; id: string; isPlain: boolean; raw?: () => Promise<{ text: string; isWhole: boolean }> }) {
+function StepCard({ step, id, isPlain, branch, callingSince, raw }: { step: Step; id: string; isPlain: boolean; branch?: string; callingSince: number | null; raw?: () => Promise<{ text: string; isWhole: boolean }> }) {
   const [shown, setShown] = useState<{ text: string; isWhole: boolean } | null>(null);
   const [problem, setProblem] = useState("");
   if (step.role === "note") return <p class="note" id={id} tabIndex={-1}><Marked text={step.text ?? ""} /></p>;
-  const Text = isPlain || step.role === "tool" ? Block : Markdown;
   return (
     <article class={`step role-${step.role}`} id={id} tabIndex={-1}>
       <header id={isAnswer(step) ? `turn-${step.turn}` : undefined} tabIndex={-1}>
         <strong>{isAnswer(step) ? `assistant, turn ${step.turn! + 1}` : step.role}</strong>
         {isAnswer(step) && <span class="hint">{seconds(step.seconds ?? 0)}, {count(step.tokens?.[0] ?? 0)} + {count(step.tokens?.[1] ?? 0)} tokens</span>}
+        {branch && <Copy text={branch} label="Copy: branch from here" isPlain />}
         {raw && <button type="button" class="plain" aria-expanded={shown !== null} onClick={() => {
           if (shown) setShown(null);
           else raw().then(setShown, (error: Error) => setProblem(error.message));
@@ -200,21 +215,21 @@ function StepCard({ step, id, isPlain, raw }: { step: Step; id: string; isPlain:
       </header>
       {problem && <Problem text={problem} />}
       {shown && <Block label={shown.isWhole ? "Request and answer, as recorded" : "The beginning of the request and answer, as recorded"} text={shown.text} folded={false} />}
-      {step.reasoning && <details class="reasoning" open><summary>reasoning</summary><Text text={step.reasoning} /></details>}
-      {step.text ? <Text text={step.text} /> : isAnswer(step) && !step.calls?.length && !step.reasoning && <p class="hint">The answer is empty.</p>}
-      {step.calls?.map((call) => <CallPart call={call} />)}
+      {step.reasoning && <details class="reasoning" open><summary>reasoning</summary><MessageText role={step.role} text={step.reasoning} isPlain={isPlain} /></details>}
+      {step.text ? <MessageText role={step.role} text={step.text} isPlain={isPlain} /> : isAnswer(step) && !step.calls?.length && !step.reasoning && <p class="hint">The answer is empty.</p>}
+      {step.calls?.map((call) => <CallPart call={call} callingSince={callingSince} />)}
     </article>
   );
 }
 
-function CallPart({ call }: { call: Call }) {
+function CallPart({ call, callingSince }: { call: Call; callingSince: number | null }) {
   return (
     <div class="call">
       <p class="call-head"><span aria-hidden="true">→ </span><strong><Marked text={call.name} /></strong>{call.seconds ? <span class="hint"> {seconds(call.seconds)}</span> : null}{call.error && <span class="badge bad">error</span>}</p>
       {call.arguments?.map(([name, value]) => <Block text={value} label={name || "arguments"} />)}
       {call.diff && <Block text={call.diff} label="change" />}
       {call.result === undefined || call.result === null
-        ? <p class="hint">No result was recorded.</p>
+        ? <p class="hint">{callingSince === null ? "No result was recorded." : `Running for ${since(callingSince)}.`}</p>
         : <Block text={call.result || "(empty)"} label="result" error={call.error} />}
     </div>
   );
@@ -225,7 +240,8 @@ function VerdictPart({ page }: { page: RolloutPage }) {
   return (
     <section aria-label="Verdict">
       {!verdict ? <p class="banner">This rollout was not graded.</p> : <VerdictOf verdict={verdict} />}
-      {Object.entries(page.result?.plugins ?? {}).map(([name, report]) => <Block label={`plugin ${name}`} text={JSON.stringify(report, null, 2)} />)}
+      {page.result && failedPlugins(page.result).map(([name, { failed, error, traceback }]) => <Block label={`plugin ${name}: ${plural(failed!, "call")} failed, first with`} text={[error, traceback].filter(Boolean).join("\n\n")} error />)}
+      {Object.entries(page.result?.plugins ?? {}).map(([name, { error, traceback, ...report }]) => <Block label={`plugin ${name}`} text={JSON.stringify(report, null, 2)} />)}
     </section>
   );
 }
@@ -310,23 +326,15 @@ function StripOf({ strip, title }: { strip: Strip; title: string }) {
 }
 
 function Commands({ page, run, index, summary, source }: { page: RolloutPage; run: string; index: number; summary: Summary | null; source: Source }) {
-  const turns = page.steps.filter(isAnswer), { uri } = summary ?? { uri: run };
-  // The last answer has no later turn to go on to: a job refuses to branch there.
-  const last = turns[turns.length - 2]?.turn;
+  const { uri } = summary ?? { uri: run };
   const quotedUri = /^[\w@%+=:,./-]+$/.test(uri) ? uri : `'${uri.replaceAll("'", `'\\''`)}'`;
   return (
     <>
       <Copy label="Copy: show" text={`rolloutctl show ${quotedUri} ${index}`} />
-      {last !== undefined && last !== null && (
-        <Copy label="Copy: branch" text={`# In a manifest: go on after turn ${last + 1} of this rollout, four times.\ntasks:\n  branch:\n    - {job: ${JSON.stringify(uri)}, index: ${index}, turn: ${last}, count: 4}\n`} />
-      )}
-      {page.result && source.isServer && summary && summary.k > 1 && <a class="button" href={href(["compare", run, index, run, neighbour(page)])}>Compare with a sibling</a>}
+      {source.isServer && summary && <a class="button" href={href(["compare", run, index, run, neighbour(page, index, summary.k)])}>Compare with another</a>}
     </>
   );
 }
 
-/** Another member of the same group. */
-function neighbour(page: RolloutPage): number {
-  const { index, member } = page.result!;
-  return member > 0 ? index - 1 : index + 1;
-}
+/** Another member of the same group; the rollout itself if its group has no other. */
+const neighbour = (page: RolloutPage, index: number, k: number) => (page.member > 0 ? index - 1 : k > 1 ? index + 1 : index);

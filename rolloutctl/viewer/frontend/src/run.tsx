@@ -1,10 +1,11 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Bars, Curves, Histogram, Parts, tone } from "./charts";
 import { ago, compact, count, money, number, percent, plural, seconds, when } from "./format";
-import { Copy, Problem, State, Tiles, useAsync, useKeys, useSummary, useTitle } from "./parts";
+import { Copy, Problem, Resume, State, Tiles, useAsync, useKeys, useSummary, useTitle } from "./parts";
 import { href, rolloutLink, runLink, setQuery, useRoute } from "./router";
-import { meanReward, type Health, type Row, type Source, type Summary } from "./source";
+import { failedPlugins, meanReward, type Cause, type Health, type Row, type RolloutPage, type Source, type Summary } from "./source";
 import { VirtualTable, type Column } from "./table";
+import { Block } from "./text";
 import { parse, quoted, type Condition } from "./where";
 
 const GROUPS = 50;
@@ -49,6 +50,7 @@ export function Run({ source, run }: { source: Source; run: string }) {
       <div class="charts">
         <section class="card" aria-labelledby="ended-title">
           <h2 id="ended-title">How rollouts ended</h2>
+          {summary.read === 0 && <p class="hint">No rollout has ended.</p>}
           <Bars link={link} rows={Object.entries(summary.ended).map(([name, amount]) => ({
             name, amount, where: `ended == ${quoted(name)}`,
             color: name in MASKED_SIGNS ? "var(--masked)" : name === "Finished" ? "var(--good)" : "var(--mid)",
@@ -60,7 +62,7 @@ export function Run({ source, run }: { source: Source; run: string }) {
         </section>
         <section class="card" aria-labelledby="times-title">
           <h2 id="times-title">Where the time went</h2>
-          <Parts parts={summary.parts} />
+          {summary.parts.length > 0 ? <Parts parts={summary.parts} /> : <p class="hint">No rollout has ended.</p>}
         </section>
       </div>
       {summary.labels.length > 1 && (
@@ -70,7 +72,7 @@ export function Run({ source, run }: { source: Source; run: string }) {
           <div class="scroll" tabIndex={0} role="region" aria-label="Learning curve"><Curves curves={[{ name: summary.name, points: summary.labels }]} /></div>
         </section>
       )}
-      {summary.causes.length > 0 && <Causes summary={summary} link={link} />}
+      {summary.causes.length > 0 && <Causes summary={summary} source={source} link={link} />}
       <section id="rollouts" aria-labelledby="rollouts-title">
         <h2 id="rollouts-title">Rollouts</h2>
         <Filter summary={summary} filter={filter} wrong={wrong} />
@@ -91,10 +93,11 @@ function Head({ summary, source }: { summary: Summary; source: Source }) {
       <h1>{summary.name} <State state={summary.state} /></h1>
       <p class="about">{[summary.mode, summary.model, summary.agent && `agent ${summary.agent}`, when(summary.started ?? summary.created), summary.uri].filter(Boolean).join("  ·  ")}</p>
       {summary.aborted && <Problem text={`This run was aborted: ${summary.aborted}`} />}
+      {summary.error && <EndingError text={summary.error} />}
       {summary.problem && <Problem text={`Reading this run failed, and is tried again. ${summary.problem}`} />}
       {Object.entries(summary.damaged).slice(0, 10).map(([index, problem]) => <Problem text={`Rollout ${index} cannot be read: ${problem}`} />)}
-      {summary.state === "stopped" && (
-        <p class="banner">This run stopped with {count(summary.sealed)} of {count(summary.total)} rollouts{summary.latest ? `; its last record is ${ago(summary.latest)} old`.replace(" ago old", " old") : ""}. Run the same command again to resume it.</p>
+      {summary.state === "unfinished" && (
+        <p class="banner">No process works on this run. {count(summary.sealed)} of {count(summary.total)} rollouts have ended{summary.latest ? `, the last record is ${ago(summary.latest).replace(" ago", "")} old` : ""}. Run the same command again to resume it. <Resume summary={summary} /></p>
       )}
       {!source.isServer && summary.state !== "finished" && summary.total !== null && summary.sealed < summary.total && (
         <p class="banner">This run is not finished: {count(summary.sealed)} of {count(summary.total)} rollouts have ended.</p>
@@ -102,6 +105,17 @@ function Head({ summary, source }: { summary: Summary; source: Source }) {
       {summary.forgeable > 0 && <p class="hint">{summary.forgeable === summary.sealed ? "All rewards" : plural(summary.forgeable, "reward")} could have been forged by the agents: <a href={runLink(summary.folder, { where: "forgeable == true" })}>which</a>. See verifier.mode and sandbox isolation in the manifest.</p>}
       {summary.isReading && <p class="hint" role="status">Reading… {count(summary.read)} of {count(summary.sealed)} rollouts so far.</p>}
     </header>
+  );
+}
+
+/** The error that ended the run, with the traceback of an agent's own exception. */
+function EndingError({ text }: { text: string }) {
+  const [line, ...rest] = text.split("\n");
+  return (
+    <>
+      <Problem text={`This run ended with an error: ${line}`} />
+      {rest.length > 0 && <Block text={rest.join("\n")} label="details" error />}
+    </>
   );
 }
 
@@ -117,7 +131,7 @@ function Figures({ summary }: { summary: Summary }) {
         ["Mean reward", number(summary.mean, 3), summary.standardError === null ? `${count(summary.graded)} graded` : `± ${number(summary.standardError, 3)} (standard error), ${count(summary.graded)} graded`],
         ["pass@1", percent(summary.passAt1), "share that passed everything"],
         summary.k > 1 && [`pass@${summary.k}`, percent(summary.passAtK), `at least one of ${summary.k} passes`],
-        ["Rollouts", total !== null && sealed < total ? `${count(sealed)} / ${count(total)}` : count(sealed), `${plural(summary.groups, "task")} × ${summary.k}`],
+        ["Rollouts", total !== null && sealed < total ? `${count(sealed)} / ${count(total)}` : count(sealed), `${plural(total === null ? summary.groups : Math.ceil(total / summary.k), "task")} × ${summary.k}`],
         ["Masked", count(summary.masked), summary.lost ? `${plural(summary.lost, "lost attempt")}, repeated` : "excluded from training and means"],
         summary.cheats > 0 && ["Cheat attempts", count(summary.cheats), "files that could change the verdict"],
         ["Tokens", compact(summary.promptTokens + summary.completionTokens), `${compact(summary.completionTokens)} generated, ${compact(summary.cachedTokens)} from cache`],
@@ -168,19 +182,37 @@ function InFlight({ summary }: { summary: Summary }) {
 const KINDS: Record<string, string> = {
   Masked: "lost or not gradable; excluded from training", Exception: "the agent's own code raised",
   Tool: "a tool's own code raised, and the model saw the error", Plugin: "a plugin's own code raised",
-  Stopped: "the policy ended so; the reward counts", Cheat: "left out of the grading",
+  Verifier: "the verifier wrote no usable report; the reward counts", Stopped: "the policy ended so; the reward counts", Cheat: "left out of the grading",
 };
 
-function Causes({ summary, link }: { summary: Summary; link: (where: string) => string }) {
+const TRACEBACKS: Record<string, (result: NonNullable<RolloutPage["result"]>) => string | undefined> = {
+  Exception: (result) => result.traceback,
+  Tool: (result) => Object.values(result.toolTracebacks ?? {})[0],
+  Plugin: (result) => { const report = failedPlugins(result)[0]?.[1]; return report?.traceback ?? report?.error; },
+};
+
+/** The traceback of a cause's first rollout, which is read when the reader opens it. */
+function Traceback({ source, run, cause }: { source: Source; run: string; cause: Cause }) {
+  const [isOpen, setOpen] = useState(false);
+  const { value, problem } = useAsync(() => (isOpen ? source.rollout(run, cause.first) : Promise.resolve(null)), [source, run, cause.first, isOpen]);
+  return (
+    <details onToggle={(event) => setOpen(event.currentTarget.open)}><summary>Traceback of rollout {cause.first}</summary>
+      {problem || value?.problem ? <Problem text={problem || value!.problem!} /> : value?.result && <Block text={TRACEBACKS[cause.kind]!(value.result) ?? "No traceback was recorded."} error folded={false} />}
+    </details>
+  );
+}
+
+function Causes({ summary, source, link }: { summary: Summary; source: Source; link: (where: string) => string }) {
   const [shown, setShown] = useState(8);
   return (
     <section class="card" aria-labelledby="causes-title">
       <h2 id="causes-title">What went wrong</h2>
       <ul class="causes">{summary.causes.slice(0, shown).map((cause) => (
-        <li>
+        <li key={cause.where}>
           <span class="number">{count(cause.count)}</span>{" "}<a href={link(cause.where)}><strong>{cause.title}</strong></a>{" "}
-          <span class="hint">{KINDS[cause.kind]}. First: <a href={rolloutLink(summary.folder, cause.first, { where: cause.where })}>rollout {cause.first}</a></span>
+          <span class="hint">{KINDS[cause.kind]}. First: <a href={rolloutLink(summary.folder, cause.first, { where: cause.where, tab: ["Plugin", "Verifier"].includes(cause.kind) ? "verdict" : null })}>rollout {cause.first}</a></span>
           {cause.message && <small class="why" title={cause.message}>{cause.message}</small>}
+          {cause.kind in TRACEBACKS && <Traceback source={source} run={summary.folder} cause={cause} />}
         </li>
       ))}</ul>
       {summary.causes.length > shown && <button type="button" class="plain" onClick={() => setShown(shown + 50)}>Show {summary.causes.length - shown} more</button>}

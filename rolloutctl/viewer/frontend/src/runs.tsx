@@ -7,7 +7,7 @@ import type { RunRow, Source } from "./source";
 const LOOK_MILLISECONDS = 5000;
 
 export const stateOf = (run: RunRow) =>
-  run.damaged ? "damaged" : run.aborted !== null ? (run.sealed ? "aborted" : "failed to start") : run.finished ? "finished" : run.running ? "running" : "stopped";
+  run.damaged ? "damaged" : run.aborted !== null ? (run.sealed ? "aborted" : "failed to start") : run.finished ? "finished" : run.running ? "running" : "unfinished";
 
 export function Runs({ source }: { source: Source }) {
   const [look, setLook] = useState(0);
@@ -61,7 +61,7 @@ export function Runs({ source }: { source: Source }) {
               <td class="number">{compact(run.tokens)}</td>
               <td class="number">{money(run.cost, run.currency)}</td>
               <td class="number">{seconds(run.duration)}</td>
-              <td title={when(run.created)}>{ago(run.created)}</td>
+              <td class="time" title={when(run.created)}>{ago(run.created)}</td>
             </tr>
           ))}</tbody>
         </table>

@@ -22,7 +22,8 @@ export type Health = {
 export type Summary = {
   health: Health | null;
   folder: string; name: string; uri: string; created: number; mode: string; model: string; agent: string; state: string;
-  latest: number | null; aborted: string | null; isReading: boolean; problem: string | null; damaged: Record<string, string>;
+  command: string | null; canBranch: boolean;
+  latest: number | null; aborted: string | null; error: string | null; isReading: boolean; problem: string | null; damaged: Record<string, string>;
   inFlight: { count: number; shown: Flight[] }; fields: Field[]; time: number; sealed: number; read: number; turns: number; tools: number;
   promptTokens: number; completionTokens: number; cachedTokens: number; started: number | null; finished: number | null;
   masked: number; lost: number; cheats: number; forgeable: number; total: number | null; k: number; groups: number; cost: number | null;
@@ -42,12 +43,14 @@ export type Verdict = {
   commands?: { command: string; exitCode?: number; seconds: number; output: string; cause?: string }[];
   tests?: { name: string; passed: boolean; message?: string }[]; rewards?: Record<string, number>;
 };
+export type PluginReport = { failed?: number; error?: string; traceback?: string };
 export type RolloutPage = {
+  task: string; member: number; doing: { turn: number; doing: string; since: number | null } | null;
   steps: Step[]; timeline: Span[]; verdict: Verdict | null; result: (Values & {
     index: number; group: number; member: number; task: string; outcome: string; stopReason?: string; reason?: string; message?: string;
     traceback?: string; toolTracebacks?: Record<string, string>; reward?: number; attempt: number; turns?: number; toolCalls?: number;
     failedAttempts?: { attempt: number; reason: string; message?: string }[]; seconds?: Record<string, number>;
-    plugins?: Record<string, Record<string, unknown>>; usage?: Record<string, number>;
+    plugins?: Record<string, PluginReport>; usage?: Record<string, number>;
   }) | null; advantage: number | null; problem: string | null;
 };
 export type Strip = { tokens: number; spans: { mask: number; policy: string | null; count: number; ids: number[]; texts: string[]; logprobs: (number | null)[] }[] };
@@ -212,6 +215,9 @@ export function meanReward(rows: Row[]): number | null {
   const rewards = rows.flatMap((row) => (row.reward === undefined ? [] : [row.reward]));
   return rewards.length ? rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length : null;
 }
+
+export const failedPlugins = (result: NonNullable<RolloutPage["result"]>) =>
+  Object.entries(result.plugins ?? {}).filter(([, report]) => report.failed);
 
 export function openSource(): Source {
   const embedded = document.getElementById("data");

@@ -58,7 +58,12 @@ export function Block({ text, label, error = false, folded = true }: { text: str
   );
 }
 
-export function Markdown({ text }: { text: string }) {
+/** The text of a message. Only models write Markdown: in others, spaces and signs such as `_` and `*` mean themselves. */
+export function MessageText({ role, text, isPlain = false }: { role: string; text: string; isPlain?: boolean }) {
+  return role.startsWith("assistant") && !isPlain ? <Markdown text={text} /> : <Block text={text} />;
+}
+
+function Markdown({ text }: { text: string }) {
   const parsed = useMemo(() => {
     try {
       return new Lexer({ gfm: true }).lex(text.replace(COLOUR, ""));
