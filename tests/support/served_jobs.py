@@ -4,6 +4,7 @@ engines really did, to compare the record with.
 
 import asyncio
 import json
+from collections import Counter
 
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
@@ -72,15 +73,15 @@ def remember(server: Server, pod: str, truth: Truth) -> None:
                 truth.setdefault(place, set()).add(made)
 
 
-def wait_tokens(server: Server, rollouts: int, adapters: Sequence[str] = ("",)) -> None:
-    """Wait until engines have sampled tokens for each of the rollouts, by each of the adapters."""
-    wanted = {(adapter, f"rollout-{index}") for index in range(rollouts) for adapter in adapters}
+def wait_tokens(server: Server, rollouts: int, jobs: int = 1) -> None:
+    """Wait until engines have sampled tokens for each of the rollouts of so many jobs."""
+    wanted = [f"rollout-{index}" for index in range(rollouts)]
 
     def working() -> bool | None:
         served = [one for entry in server.ready for one in server.ask_engine(entry["name"], "/_standin/served")]
-        begun = [one for one in served if one["spans"]]
-        seen = {(name, one["session"]) for one in begun for name in adapters if (one["adapter"] or "").startswith(name)}
-        return wanted <= seen or None
+        # The sessions of two jobs have the same names, so the calls that run at once tell them apart.
+        begun = Counter(one["session"] for one in served if one["spans"] and (jobs == 1 or one["ended"] is None))
+        return all(begun[session] >= jobs for session in wanted) or None
 
     eventually(working, 120, server.describe)
 

@@ -25,7 +25,7 @@ def test_two_policies_share_servers_and_every_token_has_its_own_version(
         new_job(served_job(name, {"serverRef": NAME, "adapter": name}, tasks=1, runners=1)).apply()
         for name in ("solver", "critic")
     ]
-    wait_tokens(server, MEMBERS, ("solver", "critic"))
+    wait_tokens(server, MEMBERS, jobs=2)
     update_of(server, "solver", 1)
     update_of(server, "critic", 3)
     cluster.kubectl("delete", "pod", f"{NAME}-0", "-n", namespace, "--force", "--grace-period=0")
