@@ -171,6 +171,24 @@ def test_all_sandboxes_of_a_job_go_on_after_a_restart_of_the_operator() -> None:
     asyncio.run(run())
 
 
+def test_a_job_and_a_pool_have_network_policies_of_their_own_whatever_their_names() -> None:
+    api = MemoryApi()
+    job = api.put("RolloutJob", manifest("RolloutJob", "x-pool", JOB_SPEC))
+    api.put("SandboxPool", manifest("SandboxPool", "x", {"sandbox": {"image": "i"}, "replicas": 1, "maxReplicas": 1}))
+    owner = {"apiVersion": job["apiVersion"], "kind": "RolloutJob", "name": "x-pool", "uid": job["metadata"]["uid"]}
+    of_job = manifest("Sandbox", "of-job", {"image": "i"})
+    of_job["metadata"]["ownerReferences"] = [owner | {"controller": True}]
+    api.put("Sandbox", of_job)
+
+    async def run() -> None:
+        async with operator_on(api):
+            await until(lambda: len(api.of("Pod")) == 2, "both pods")
+
+    asyncio.run(run())
+    policies = api.of("NetworkPolicy")
+    assert {policy["metadata"]["ownerReferences"][0]["name"] for policy in policies} == {"x", "x-pool"}
+
+
 def test_no_pod_is_created_before_its_policy_when_a_quota_conflicts() -> None:
     api, tries = MemoryApi(), list[str]()
     words = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
