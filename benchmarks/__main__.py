@@ -30,6 +30,7 @@ COMPARED = (
     "journal",
     "dockerfiles",
     "memory_overcommit",
+    "viewer",
 )
 ON_CLUSTER = (
     "cluster_tool_call",

@@ -1,0 +1,102 @@
+"""The viewer over a run of 100,000 rollouts on disk: the first answer, all results read, rows of the table; and how late it
+shows a rollout that was just sealed. As a process of its own, which a browser would ask.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.report import Row, Target
+from tests.support.made_up_runs import made_up_rollout, write_bare_run, write_rollout, write_run
+
+ROLLOUTS = 100_000
+LIVE_ROLLOUTS, SHOWN_BEFORE = 32, 8
+PHASE_SECONDS = 0.37  # seals fall on all moments of the pages' own interval of a second
+PATIENCE_SECONDS = 600
+
+
+def measure() -> list[Row]:
+    """Return the times of a large run, and of a live one."""
+    with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as folder:
+        return [*_large(Path(folder) / "large"), *_live(Path(folder) / "live")]
+
+
+def _large(output: Path) -> list[Row]:
+    run = write_bare_run(output, "large", ROLLOUTS).name
+    with _viewer(output) as url:
+        began = time.perf_counter()
+        _asset(url, "")
+        _answer(url, f"run?run={run}")
+        first = time.perf_counter() - began
+        while _answer(url, f"run?run={run}")["isReading"]:
+            time.sleep(0.2)
+        whole = time.perf_counter() - began
+        rows = f"rollouts?run={run}&sort=reward&offset={ROLLOUTS // 2}&limit=100"
+        asked = time.perf_counter()
+        assert _answer(url, rows)["count"] == ROLLOUTS
+        table = time.perf_counter() - asked
+    what = f"{ROLLOUTS:,} rollouts"
+    return [
+        Row(f"{what}: first page and figures", first, "s", target=Target("at most", 1)),
+        Row(f"{what}: all results read", whole, "s"),
+        Row(f"{what}: 100 rows from the middle, sorted", table, "s"),
+    ]
+
+
+def _live(output: Path) -> list[Row]:
+    began = time.time()
+    rollouts = [made_up_rollout(index, hostile=False, began=began) for index in range(LIVE_ROLLOUTS)]
+    folder = write_run(output, "live", rollouts[:SHOWN_BEFORE], total=LIVE_ROLLOUTS + 1, finished=False, created=began)
+    delays: list[float] = []
+    with _viewer(output) as url, urllib.request.urlopen(f"{url}api/events?run={folder.name}") as events:
+        _until(events, SHOWN_BEFORE)
+        for number, rollout in enumerate(rollouts[SHOWN_BEFORE:], SHOWN_BEFORE + 1):
+            time.sleep(number * PHASE_SECONDS % 1)
+            write_rollout(folder, rollout)
+            sealed = time.perf_counter()
+            _until(events, number)
+            delays.append(time.perf_counter() - sealed)
+    what = f"a sealed rollout is shown, {len(delays)} times"
+    return [
+        Row(f"{what}: median", median(delays), "s"),
+        Row(f"{what}: longest", max(delays), "s", target=Target("at most", 2)),
+    ]
+
+
+@contextmanager
+def _viewer(output: Path) -> Iterator[str]:
+    command = [str(Path(sys.executable).with_name("rolloutctl")), "view", str(output)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield next(found[0] for line in process.stdout if (found := re.search(r"http://\S+/", line)))
+        finally:
+            process.terminate()
+
+
+def _asset(url: str, name: str) -> bytes:
+    with urllib.request.urlopen(url + name, timeout=PATIENCE_SECONDS) as answer:
+        content: bytes = answer.read()
+        return content
+
+
+def _answer(url: str, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_asset(url, f"api/{path}"))
+    return found
+
+
+def _until(events: Any, sealed: int) -> None:
+    """Read server-sent events until one tells of so many sealed rollouts."""
+    for line in events:
+        if line.startswith(b"data: ") and json.loads(line[6:]).get("sealed") == sealed:
+            return
+    raise AssertionError("the viewer has ended the events")
