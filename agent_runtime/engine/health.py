@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from agent_runtime.engine.events import AttemptFailed, Event, ModelCallFailing, ModelSilent, StorageRequested
+from agent_runtime.extensions import described
 from agent_runtime.recording.health import HEALTH, HealthReport
 from agent_runtime.recording.store import StorageError, Store
 
@@ -105,4 +106,4 @@ class Health:
 def _described(error: Exception) -> str:
     """Return an error for users. Messages of our own errors are sentences; other ones need their type."""
     is_own = type(error).__module__.partition(".")[0] in ("agent_runtime", "rollout_api")
-    return str(error) if is_own else f"{type(error).__name__}: {error}"
+    return str(error) if is_own else described(error)

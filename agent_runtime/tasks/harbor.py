@@ -205,7 +205,7 @@ class _Reader:
             found = self.notes.variable(CONFIG, self.place, match[1])
             if found is None and match[2] is None:
                 self.refuse(path, variable_missing(match[1]))
-            return found or match[2] or ""
+            return match[2] or "" if found is None else found
 
         return [EnvVar(name=name, value=_VARIABLE.sub(filled, str(value))) for name, value in self.table(path).items()]
 

@@ -104,6 +104,8 @@ class Watch:
 
     def add(self, workspace: Workspace) -> None:
         """Watch the workspace until it has no processes."""
+        if not self._awake.is_set():
+            self._kills.look()  # what the kernel ended while nothing ran here is no loss
         self._active.add(workspace)
         if workspace not in self._observations:
             self._observations[workspace] = _Observation(self._file_system_used())

@@ -82,6 +82,16 @@ async def test_all_that_run_end_if_the_kernel_has_ended_a_process(
     assert (await run(idle, "exit 3")).exit.cause is None, "nothing of it ran"
 
 
+async def test_what_the_kernel_ended_while_nothing_ran_is_no_loss(sandbox: tuple[Inside, ControlGroup]) -> None:
+    inside, group = sandbox
+    workspace = await inside.make(limits=Limits(memory_bytes=100 * MB))
+    async with asyncio.timeout(20):
+        while workspace.host.watch._awake.is_set():  # noqa: ASYNC110 there is no notification
+            await asyncio.sleep(0.02)
+    group.kills(1)
+    assert (await run(workspace, "sleep 1; exit 3")).exit.cause is None
+
+
 async def test_one_that_was_left_alone_is_not_to_blame(sandbox: tuple[Inside, ControlGroup]) -> None:
     inside, group = sandbox
     left = await inside.make(limits=Limits(memory_bytes=100 * MB))

@@ -65,18 +65,19 @@ def test_the_prompt_has_no_canary_and_the_tests_are_hidden_files(tmp_path: Path)
 def test_settings_of_a_task_become_ours(tmp_path: Path) -> None:
     folder = with_config(
         tmp_path / "t",
-        "[agent]\ntimeout_sec = 90.5\nuser = 1000\n[verifier]\ntimeout_sec = 30\nenv = { K = '${KEY}', D = '${NO:-d}' }\n"
+        "[agent]\ntimeout_sec = 90.5\nuser = 1000\n"
+        "[verifier]\ntimeout_sec = 30\nenv = { K = '${KEY}', D = '${NO:-d}', E = '${EMPTY:-d}' }\n"
         "[environment]\ndocker_image = 'i:1'\ncpus = 2\nmemory = '2G'\nstorage_mb = 100\nworkdir = '/w'\n"
         "allow_internet = false\n[environment.healthcheck]\ncommand = 'true'\n",
     )
-    (task,) = load(folder, {"KEY": "secret"}, variables=["KEY"]).tasks
+    (task,) = load(folder, {"KEY": "secret", "EMPTY": ""}, variables=["KEY", "EMPTY"]).tasks
     sandbox, verifier = task.sandbox, task.verifier
     assert verifier is not None
     assert (task.timeouts.agent_seconds, task.timeouts.verifier_seconds) == (91, 30)
     assert (sandbox.image, sandbox.user, verifier.user, sandbox.working_dir) == ("i:1", "1000", "root", "/w")
     assert sandbox.resources is not None
     assert (sandbox.resources.cpu, sandbox.resources.memory, sandbox.resources.disk) == ("2", "2048Mi", "100Mi")
-    assert {variable.name: variable.value for variable in verifier.env} == {"K": "secret", "D": "d"}
+    assert {variable.name: variable.value for variable in verifier.env} == {"K": "secret", "D": "d", "E": ""}
     assert verifier.mode is VerifierMode.SHARED
     assert "timeout 30 sh -c true" in task.setup[-1]
     assert "needs the environment variable KEY; list it in tasks.from.variables" in refused(folder)
