@@ -23,7 +23,7 @@ def has_failed(task: asyncio.Task[Any]) -> bool:
 def shared(
     tasks: MutableMapping[K, asyncio.Task[T]], key: K, make: Callable[[], Coroutine[Any, Any, T]]
 ) -> asyncio.Task[T]:
-    """Return the one task for that key, which is started if there is none, or if it has failed."""
+    """Return the task for that key. If there is none, or if it has failed, start a new one."""
     task = tasks.get(key)
     if task is None or has_failed(task):
         task = tasks[key] = started(make())

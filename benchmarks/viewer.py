@@ -1,5 +1,6 @@
-"""The viewer over a run of 100,000 rollouts on disk: the first answer, all results read, rows of the table; and how late it
-shows a rollout that was just sealed. As a process of its own, which a browser would ask.
+"""The viewer of a run with 100,000 rollouts on disk: time to the first answer, until all results are read, and for rows of
+the table. Then, of a running one, the time from the seal of a rollout until the viewer shows it. `rolloutctl view` runs in a
+separate process and is asked over HTTP, as by a browser.
 """
 
 import json
@@ -34,7 +35,7 @@ def _large(output: Path) -> list[Row]:
     run = write_bare_run(output, "large", ROLLOUTS).name
     with _viewer(output) as url:
         began = time.perf_counter()
-        _asset(url, "")
+        _read(url)
         _answer(url, f"run?run={run}")
         first = time.perf_counter() - began
         while _answer(url, f"run?run={run}")["isReading"]:
@@ -83,14 +84,14 @@ def _viewer(output: Path) -> Iterator[str]:
             process.terminate()
 
 
-def _asset(url: str, name: str) -> bytes:
-    with urllib.request.urlopen(url + name, timeout=PATIENCE_SECONDS) as answer:
+def _read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:
         content: bytes = answer.read()
         return content
 
 
 def _answer(url: str, path: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_asset(url, f"api/{path}"))
+    found: dict[str, Any] = json.loads(_read(f"{url}api/{path}"))
     return found
 
 

@@ -36,8 +36,6 @@ class WorkspaceMode(StrEnum):
 
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)]
 UserName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$", max_length=256)]
-
-
 VariableName = Annotated[str, StringConstraints(pattern=r"^[-._A-Za-z][-._A-Za-z0-9]*$", max_length=256)]
 
 

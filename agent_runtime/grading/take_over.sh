@@ -30,7 +30,7 @@ for place in "$@"; do
     keep_readable "$taken"
     chown -R -h 0 "$taken"
     chmod -R a-s,go-w "$taken"
-    # Whom a default ACL names could write new files of root. Only an image or a setup sets one.
+    # A user named in a default ACL could write the files that root creates here. Only an image or a setup sets such an ACL.
     ! command -v setfacl > /dev/null || setfacl -R -P -k "$taken"
     protect_above "$taken"
   done

@@ -23,7 +23,7 @@ MOST_KEPT: Final = 128
 
 @dataclass
 class _Kept:
-    """An object on disk. Its file is closed as soon as nobody needs it: garbage would keep the space."""
+    """An object on disk. Its file has no name, so closing it frees its space; that is done after the last reader."""
 
     file: tempfile.SpooledTemporaryFile[bytes]
     readers: int = 0
@@ -74,7 +74,7 @@ class Downloads:
             task.result().file.close()
 
     def release(self) -> None:
-        """Forget all objects that nobody reads or waits for."""
+        """Forget all complete objects. Those that are being read keep their space until their readers are done."""
         for key, _ in self._complete():
             self.forget(key)
 

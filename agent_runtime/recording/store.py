@@ -457,19 +457,20 @@ class _Pauses:
 
 
 class DiskCache(Protocol):
-    """What this process keeps beside its spools, in the same folder, and can read again."""
+    """Copies of stored objects that this process keeps in the folder of its spools."""
 
     def release(self) -> None:
-        """Remove it, as far as nobody reads it."""
+        """Delete the copies that are not being read."""
 
 
 disk_caches = weakref.WeakSet[DiskCache]()
+"""All caches of this process. They are released when an object that waits for storage needs their space."""
 
 
 def write_spool(spool: tempfile.SpooledTemporaryFile[bytes], data: bytes, *, is_cache: bool = False) -> None:
     """Append to an object that waits for storage, on this machine's disk from `PART_BYTES` on. Raises SpoolFull.
 
-    Caches make room for it, if it `is_cache` itself no others.
+    If the disk is full, caches are released first, except for an object that `is_cache` itself.
     """
     size = spool.tell() + len(data)
     is_short = _is_short(size)

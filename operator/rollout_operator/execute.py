@@ -105,7 +105,7 @@ class Execution:
         creates = any(isinstance(action, Create | EnsureKey) for action in plan.actions)
         if creates and (wait := self._creates.admit(ref, time.monotonic())):
             raise Throttled(wait)
-        # Those that the plan was made with. Plans of other objects may read the same key meanwhile.
+        # The keys that were known when the plan was made: plans of other objects may read the same key meanwhile.
         keys = {uid: self.keys.known.get(uid) for uid in map(_owner_of_key, plan.actions) if uid is not None}
         learned, failures = False, list[ApiError]()
         may_create = True

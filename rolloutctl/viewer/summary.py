@@ -202,15 +202,16 @@ def _labels(table: RolloutTable) -> list[Json]:
     return [{"label": label, "graded": graded, "mean": average} for label, graded, average in found]
 
 
+_ERRORS: Final = {"Exception": "error", "Tool": "toolError", "Plugin": "pluginError", "Verifier": "verifierError"}
+"""Column of each kind of cause that is an error."""
+
+
 def _causes(table: RolloutTable) -> list[Json]:
     """Return why rollouts failed or did not end by themselves, the most frequent first."""
     found: list[Json] = []
     kinds = (
         ("Masked", "outcome || ': ' || coalesce(reason, 'no reason')", "outcome != 'Completed'"),
-        ("Exception", "error", "error IS NOT NULL"),
-        ("Tool", "toolError", "toolError IS NOT NULL"),
-        ("Plugin", "pluginError", "pluginError IS NOT NULL"),
-        ("Verifier", "verifierError", "verifierError IS NOT NULL"),
+        *((kind, column, f"{column} IS NOT NULL") for kind, column in _ERRORS.items()),
         ("Stopped", "ended", "outcome = 'Completed' AND ended NOT IN ('Finished', 'AgentError')"),
         ("Cheat", "'Files that could change the verdict'", "dropped > 0"),
     )
@@ -234,9 +235,7 @@ def _where(kind: str, title: str) -> str:
         return f'outcome == "{outcome}"' + ("" if reason == "no reason" else f" and reason == {_quoted(reason)}")
     if kind == "Cheat":
         return "dropped > 0"
-    fields = {"Exception": "error", "Tool": "toolError", "Plugin": "pluginError", "Verifier": "verifierError"}
-    field = fields.get(kind, "ended")
-    return f"{field} == {_quoted(title)}"
+    return f"{_ERRORS.get(kind, 'ended')} == {_quoted(title)}"
 
 
 def _quoted(text: str) -> str:

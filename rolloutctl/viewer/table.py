@@ -58,16 +58,20 @@ def _ended(line: Line) -> Any:
     return line.get("stopReason", "Completed") if line["outcome"] == "Completed" else line["outcome"]
 
 
+def _raised(traceback: str) -> str | None:
+    """Return the last line of a traceback, which has the exception."""
+    return next(reversed(traceback.strip().splitlines()), None)
+
+
 def _error(line: Line) -> str | None:
-    lines = (line.get("traceback") or "").strip().splitlines()
-    return lines[-1][:MESSAGE_CHARACTERS] if lines else None
+    raised = _raised(line.get("traceback") or "")
+    return raised and raised[:MESSAGE_CHARACTERS]
 
 
 def _tool_error(line: Line) -> str | None:
     """Return the first tool whose own code raised, with the exception."""
     for tool, text in (line.get("toolTracebacks") or {}).items():
-        lines = text.strip().splitlines()
-        return f"{tool}: {lines[-1] if lines else 'raised'}"[:MESSAGE_CHARACTERS]
+        return f"{tool}: {_raised(text) or 'raised'}"[:MESSAGE_CHARACTERS]
     return None
 
 

@@ -239,8 +239,8 @@ class OwnGroup:
 
 
 class KernelKills:
-    """Notices that the kernel has ended a process of this process's control group because memory was used up: that of the
-    group, of one above it, or of the machine. `listed` is the content of /proc/self/cgroup.
+    """Notices when the kernel ends a process of this process's control group for lack of memory: in this group, in one above
+    it, or on the machine. `listed` is the content of /proc/self/cgroup.
     """
 
     # A group may reach its limit a little before the kernel ends a process.
@@ -263,7 +263,7 @@ class KernelKills:
         self._count, self._times_hit, self._hit_at = self._kills(), self._limit_hits(), -math.inf
 
     def look(self) -> bool:
-        """Return whether there are new ones since the last call."""
+        """Return whether the kernel has ended a process since the last call."""
         if (hits := self._limit_hits()) > self._times_hit:
             self._times_hit, self._hit_at = hits, time.monotonic()
         before, self._count = self._count, self._kills()

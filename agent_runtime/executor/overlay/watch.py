@@ -165,8 +165,8 @@ class Watch:
                     self._end_for_memory(group, self._killed[group[0]])
 
     def _cause_of_kill(self, workspace: Workspace, *, is_own: bool) -> str:
-        """Return the cause of its end. Where only the workspace has a limit, it kept it. Where the sandbox has one, programs
-        may exceed both so fast that it cannot be told.
+        """Return why the workspace ends. If it has a limit and the sandbox has none, it was within its limit. If the sandbox
+        has one, its programs may have exceeded both limits between two measurements.
         """
         if is_own:
             return "Memory"

@@ -159,7 +159,7 @@ def missing_policy(seen: Observed, spec: SandboxSpec) -> tuple[Create, ...]:
         name, pods = by_hand_name(seen.name), {SANDBOX_LABEL: seen.name, NETWORK_LABEL: digest}
         clients = spec.clients.wire() if spec.clients else None
     else:
-        # For no names of a job and a pool are the two equal: a digest is hexadecimal.
+        # The name for a pool never equals one for a job, which ends with hexadecimal digits.
         name = f"{owner.name}-net-{digest}{'-pool' if owner.is_pool else ''}"
         pods, clients = {**owner.pods, NETWORK_LABEL: digest}, {"matchLabels": owner.clients}
     if name in seen.policies:

@@ -263,12 +263,19 @@ async def test_a_verdict_is_forgeable_unless_the_tasks_author_states_otherwise(
     assert (verdict.reward, verdict.forgeable) == (1, not isolated), verdict
 
 
-# Version 2, then entries of tag, permissions and id (Linux' posix_acl_xattr.h): user 1000 may write what others create here.
+# Lets user 1000 write the files that others create in the folder. The format and the numbers are those of Linux'
+# posix_acl_xattr.h and posix_acl.h.
 DEFAULT_ACL = f"""mkdir -p work/in && {sys.executable} - <<'END'
 import os, struct
-nobody = 2**32 - 1
-entries = [(1, 7, nobody), (2, 7, 1000), (4, 7, nobody), (16, 7, nobody), (32, 5, nobody)]
-value = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+VERSION, NO_ID = 2, 2**32 - 1
+USER_OBJ, USER, GROUP_OBJ, MASK, OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+READ, WRITE, EXECUTE = 4, 2, 1
+ALL = READ | WRITE | EXECUTE
+entries = [  # tag, permissions, id
+    (USER_OBJ, ALL, NO_ID), (USER, ALL, 1000), (GROUP_OBJ, ALL, NO_ID), (MASK, ALL, NO_ID),
+    (OTHER, READ | EXECUTE, NO_ID),
+]
+value = struct.pack("<I", VERSION) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 os.setxattr("work/in", "system.posix_acl_default", value)
 END"""
 WRITES_REWARD = "grep -qx solved answer.txt && echo 1 > /logs/verifier/reward.txt && touch /opt/hidden/cache"
