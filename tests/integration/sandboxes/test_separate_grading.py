@@ -410,7 +410,7 @@ def quoted(command: str) -> str:
         ("echo 'root::19000:0:99999:7:::' > /etc/shadow", 0),
         ("echo 'permit nopass :wheel' > /etc/doas.conf", 0),
         ("echo 'permit :wheel' > /etc/doas.conf; echo 'root:*:19000:0:99999:7:::' > /etc/shadow", 1000),
-        (DEFAULT_ACL, 0),
+        (f"{DEFAULT_ACL}\nrm -f $(command -v setfacl)", 0),
         (f"{DEFAULT_ACL}\ntouch /usr/bin/setfacl; chmod +x /usr/bin/setfacl", 1000),
     ],
 )
