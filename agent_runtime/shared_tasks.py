@@ -1,11 +1,17 @@
-"""Work that several callers wait for. They wait by `asyncio.shield`, so that a cancelled one does not end it for others."""
+"""Work that several callers wait for, and work that nobody waits for.
+
+Several callers wait by `asyncio.shield`, so that a cancelled one does not end the work for others.
+"""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, MutableMapping
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, MutableMapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+
+log = logging.getLogger(__name__)
 
 
 def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -28,3 +34,15 @@ def shared(
     if task is None or has_failed(task):
         task = tasks[key] = started(make())
     return task
+
+
+async def repeat(step: Callable[[], Awaitable[None]], seconds: float) -> None:
+    """Do this every so many seconds, until cancelled. An exception is logged: nobody waits for this work, so nobody
+    would notice that it has ended.
+    """
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await step()
+        except Exception:
+            log.exception("%s failed; it is repeated in %g s", step.__qualname__, seconds)

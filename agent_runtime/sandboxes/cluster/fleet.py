@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agent_runtime.extensions import described
 from agent_runtime.kube.api import ApiError, KubeApi, is_denied_role
 from agent_runtime.sandboxes.base import ACCESS_DENIED, NETWORK_LOST, Evidence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox, ReasonOfEnd, unexplained
@@ -33,6 +34,7 @@ from agent_runtime.sandboxes.cluster.sandbox_object import (
 from agent_runtime.sandboxes.cluster.watch import SandboxWatch
 from agent_runtime.sandboxes.executor_client.sandbox import no_place
 from agent_runtime.sandboxes.prepare import prepared_id
+from agent_runtime.shared_tasks import repeat
 from rollout_api.measured_memory import set_request
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec, Security, WorkspaceMode
@@ -116,7 +118,7 @@ class Fleet:
                 self._gone[view.name] = view.ending
         found = [held.connected() for held in self.held.values() if held.connection is not None]
         await asyncio.gather(*found, return_exceptions=True)
-        self._spawn(self._tick())
+        self._spawn(repeat(self._tick, TICK_SECONDS))
 
     async def close(self, *, keep: bool) -> None:
         """Release all of them; without `keep` they are deleted."""
@@ -338,7 +340,7 @@ class Fleet:
         held = self._add_sandbox(new_name(self._job.metadata.name, self._runner), kind.key)
         held.is_single_use = kind.is_alone
         body = sandbox_object(self._job, self._runner, held.name, kind.spec)
-        held.creation = self._spawn(self._create(held, kind, body))
+        held.creation = self._spawn(self._create(held, kind, body), held)
 
     async def _create(self, held: HeldSandbox, kind: Kind, body: dict[str, Any]) -> None:
         try:
@@ -423,7 +425,7 @@ class Fleet:
             held.forget_pod()
             if view.can_be_reached:
                 held.pod_ip = view.pod_ip
-                held.connection = self._spawn(self._connect(held, view))
+                held.connection = self._spawn(self._connect(held, view), held)
 
     async def _connect(self, held: HeldSandbox, view: SandboxView) -> None:
         try:
@@ -503,7 +505,7 @@ class Fleet:
         """Return why the Sandbox of a broken connection has ended. None if it has not ended and responds again."""
         if not await held.answers():
             if held.inquiry is None:
-                held.inquiry = self._spawn(self._inquire(held, failure))
+                held.inquiry = self._spawn(self._inquire(held, failure), held)
             await asyncio.wait({held.inquiry})
         return None if held.ended is None else SandboxFailure(held.ended.word, held.ended.message)
 
@@ -559,18 +561,25 @@ class Fleet:
         return failure
 
     async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            for held in list(self.held.values()):
-                if held.foreign and self._kinds[held.kind].waiting:
-                    await self.recount(held)
-            for kind in [one for one in self._kinds.values() if one.is_outdated]:
-                self._move_waiting(kind)
-            for kind in self._kinds.values():
-                self._plan(kind)
+        for held in list(self.held.values()):
+            if held.foreign and self._kinds[held.kind].waiting:
+                await self.recount(held)
+        for kind in [one for one in self._kinds.values() if one.is_outdated]:
+            self._move_waiting(kind)
+        for kind in self._kinds.values():
+            self._plan(kind)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, None], held: HeldSandbox | None = None) -> asyncio.Task[None]:
+        """Start work that nobody waits for. If it raises, `held` ends, because its callers would wait for ever."""
+        task = asyncio.create_task(self._contained(work, held))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
         return task
+
+    async def _contained(self, work: Coroutine[Any, Any, None], held: HeldSandbox | None) -> None:
+        try:
+            await work
+        except Exception as error:
+            log.exception("an internal error in the background work of this runner's sandboxes")
+            if held is not None:
+                self._handle_end(held, Reason("InternalError", f"Sandbox {held.name}: {described(error)}"))

@@ -17,6 +17,7 @@ from agent_runtime.kube.api import ApiError, KubeApi
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.cluster.sandbox_object import SandboxView, found_kind, kind_of
 from agent_runtime.sandboxes.cluster.watch import Changed, SandboxWatch
+from agent_runtime.shared_tasks import repeat
 from rollout_api.cluster import KEY_FILE, POOL_UID_LABEL, POOLS_FOLDER
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec
@@ -97,7 +98,7 @@ class Pools:
         if self._choice == "None" or not self._folder.is_dir():
             return
         await self._read()
-        self._reading = asyncio.create_task(self._read_again())
+        self._reading = asyncio.create_task(repeat(self._read_again, READ_SECONDS))
 
     async def close(self) -> None:
         if self._reading is not None:
@@ -140,10 +141,8 @@ class Pools:
         )
 
     async def _read_again(self) -> None:
-        while True:
-            await asyncio.sleep(READ_SECONDS)
-            with contextlib.suppress(ApiError):
-                await self._read()
+        with contextlib.suppress(ApiError):
+            await self._read()
 
     async def _read(self) -> None:
         found = {pool.metadata.name: pool for pool in map(_parsed, await self._api.list_sandbox_pools()) if pool}

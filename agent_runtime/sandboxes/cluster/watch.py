@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -13,6 +13,8 @@ from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
 from agent_runtime.sandboxes.cluster.sandbox_object import Reason, SandboxView, sandbox_view
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Query, Reply
 from agent_runtime.sandboxes.executor_client.commands import Running
+
+log = logging.getLogger(__name__)
 
 Changed = Callable[[str, SandboxView | None], None]
 """Called for every change, by name; None if the Sandbox was deleted."""
@@ -80,10 +82,12 @@ class SandboxWatch:
         self.is_current = True
 
     async def _follow(self) -> None:
-        failures = 0
+        failures, must_list = 0, False
         while True:
-            must_list = False
             try:
+                if must_list:
+                    await self._list()
+                    must_list = False
                 async with self._api.watch_sandboxes(self._selector, self._known.resource_version) as events:
                     self.is_current = True
                     async for event in events:
@@ -94,11 +98,12 @@ class SandboxWatch:
                 failures += 1
                 # After a broken connection, resume the watch. After an error response, list again, because our version
                 # is invalid.
-                must_list = error.status != 0
+                must_list = must_list or error.status != 0
+            except Exception:
+                log.exception("the watch of Sandboxes failed; they are listed again")
+                self.is_current, must_list = False, True
+                failures += 1
             await asyncio.sleep(retry_pause(failures, random.random()))
-            if must_list:
-                with contextlib.suppress(ApiError):
-                    await self._list()
 
 
 T = TypeVar("T")

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from agent_runtime.kube import api as kube_api
 from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox
 from tests.integration.cluster_provider.conftest import Opened, acquire, rollout_job, say, until
 from tests.integration.cluster_provider.stand_in_api import StandInApi, refuse
 from tests.integration.cluster_provider.stand_in_operator import StandInOperator
@@ -189,3 +190,34 @@ async def test_sandboxes_of_other_runners_are_ignored(opened: Opened, operator: 
     await other.close()
     await until(lambda: set(operator.api.sandboxes) == {mine.handle["sandbox"]})
     assert await say(mine, "echo here") == "here"
+
+
+async def test_a_status_that_cannot_be_read_does_not_hide_the_end_of_a_sandbox(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    provider = await opened()
+    workspace = await acquire(provider)
+    waiting = asyncio.create_task(say(workspace, "sleep 60", "1:slow"))
+    name = workspace.handle["sandbox"]
+    known = operator.api.sandboxes[name]["status"]
+    operator.api.set_status(name, {"conditions": [{}]})
+    await asyncio.sleep(0.5)
+    operator.api.set_status(name, known)
+    operator.finish(name, "Evicted")
+    with pytest.raises(SandboxFailure, match="Evicted"):
+        await asyncio.wait_for(waiting, 20)
+
+
+async def test_an_internal_error_at_a_connection_fails_the_requests_for_that_sandbox_only(
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: HeldSandbox, view: object) -> None:
+        raise ValueError("an odd answer")
+
+    provider = await opened()
+    with monkeypatch.context() as broken:
+        broken.setattr(HeldSandbox, "connect", fail)
+        with pytest.raises(SandboxFailure, match="odd answer") as failure:
+            await asyncio.wait_for(acquire(provider), 20)
+    assert failure.value.reason == "InternalError"
+    assert await say(await acquire(provider, "0-1"), "echo here") == "here"
