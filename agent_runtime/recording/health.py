@@ -1,5 +1,6 @@
 """Reports of the processes of a run on what they wait for, and what ended them (`health/<shard>.json`)."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from agent_runtime.recording.segments import RecordCorrupt, validated
@@ -50,7 +51,12 @@ async def health_reports(store: Store) -> list[HealthReport]:
 
 async def last_error(store: Store) -> str | None:
     """Return the error that ended an unfinished run. None if none did, or if a process works on it again."""
-    return next((report.error for report in await health_reports(store) if report.error is not None), None)
+    return error_of(await health_reports(store))
+
+
+def error_of(reports: Iterable[HealthReport]) -> str | None:
+    """Return the error that ended an unfinished run, of its latest reports."""
+    return next((report.error for report in reports if report.error is not None), None)
 
 
 def is_working(report: HealthReport, now: float) -> bool:

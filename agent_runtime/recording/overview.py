@@ -1,10 +1,10 @@
 """One run in a line: how far it is, and its rewards."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_runtime.recording.health import last_error
+from agent_runtime.recording.health import HealthReport, error_of, health_reports
 from agent_runtime.recording.job_record import parsed_json, read_abort
 from agent_runtime.recording.reader import DamagedRun, RunFolder, run_folders
 from agent_runtime.recording.results import statistics_of
@@ -24,7 +24,7 @@ class Overview(RunFolder):
         *,
         finished: bool,
         aborted: str | None,
-        error: str | None,
+        health: Sequence[HealthReport],
         damaged: str | None,
         stats: Json,
     ) -> None:
@@ -33,12 +33,17 @@ class Overview(RunFolder):
         """Whether its results are written."""
         self.aborted = aborted
         """Why the run was aborted."""
-        self.error = error
-        """The error that ended an unfinished run, in several lines; None if a process works on it, or was stopped."""
+        self.health = health
+        """The latest report of each process of an unfinished run."""
         self.damaged = damaged
         """Which object cannot be read; `stats` is empty then."""
         self.stats = stats
         """As in `stats.json`, of the rollouts that are sealed so far."""
+
+    @property
+    def error(self) -> str | None:
+        """Return the error that ended an unfinished run, in several lines; None if a process works on it, or was stopped."""
+        return error_of(self.health)
 
     @property
     def ended(self) -> float | None:
@@ -75,7 +80,7 @@ async def overview(run: RunFolder) -> Overview:
     """Read the progress and statistics of a run."""
     store = run.store
     stored, aborted = await store.get("stats.json"), await read_abort(store)
-    error = await last_error(store) if stored is None and aborted is None else None
+    health = await health_reports(store) if stored is None and aborted is None else ()
     stats: Json = statistics_of(())
     damaged = None
     try:
@@ -83,7 +88,7 @@ async def overview(run: RunFolder) -> Overview:
     except RecordCorrupt as corrupt:
         damaged = str(corrupt)
     reason = None if aborted is None else aborted["message"]
-    return Overview(run, finished=stored is not None, aborted=reason, error=error, damaged=damaged, stats=stats)
+    return Overview(run, finished=stored is not None, aborted=reason, health=health, damaged=damaged, stats=stats)
 
 
 async def _sealed_statistics(store: Store) -> Json:

@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from agent_runtime.engine.run_folder import holder
 from agent_runtime.recording.overview import Overview, overviews
 from agent_runtime.recording.reader import DamagedRun
 from rollout_api.records import Outcome
 from rolloutctl.completion import DEFAULT_OUTPUT, RUN_FOLDER
 from rolloutctl.errors import CommandError
+from rolloutctl.run_state import state_of
 from rolloutctl.runs import WhereArgument, open_place
 from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, number, percent, say
 from rolloutctl.ui.figures import shortened_line
@@ -52,14 +52,14 @@ def _say_problems(runs: Sequence[Overview], damaged: Sequence[DamagedRun]) -> No
 
 
 def _state(run: Overview) -> str:
-    """Return the run's state: `running` only if a process of this machine runs it, because others cannot be detected."""
-    if run.damaged is not None:
-        return "damaged"
-    if run.aborted is not None:
-        return "aborted"
-    if run.finished:
-        return "finished"
-    return "running" if holder(run.job_file.uid) else "unfinished"
+    return state_of(
+        run.job_file.uid,
+        run.health,
+        finished=run.finished,
+        sealed=run.stats["rollouts"],
+        aborted=run.aborted,
+        damaged=run.damaged,
+    )
 
 
 def _progress(run: Overview) -> str:

@@ -27,7 +27,7 @@ from rolloutctl.ui.console import duration, harmless, number
 SHOWN_BUILD_SECONDS = 1.0
 """Shorter steps of Dockerfiles are not shown: a data set has thousands."""
 
-ISOLATION_CHARACTERS = 96
+ISOLATION_CHARACTERS = 76
 """Longest text about isolation in the line that every run prints, so that the line has at most 160 characters."""
 
 PLAIN_SECONDS = 10.0
@@ -114,7 +114,7 @@ def _about_isolation(missing: Sequence[str]) -> list[str]:
     most, *others = missing
     shown = most if len(most) <= ISOLATION_CHARACTERS else f"{most[: ISOLATION_CHARACTERS - 1]}…"
     more = f" (and {len(others)} more)" if others else ""
-    return [f"Isolation: {shown}{more}. See `rolloutctl doctor`."]
+    return [f"Isolation: {shown}{more}. See `rolloutctl doctor` and docs/workspaces.md."]
 
 
 def _lines(event: Event) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ from agent_runtime.recording.store import READS_AT_ONCE, Store
 from agent_runtime.statistics import advantages
 from rollout_api.records import Record, Seal
 from rollout_api.rewards import GroupBy
+from rolloutctl.run_state import state_of
 from rolloutctl.viewer.live import InFlight, member_of
 from rolloutctl.viewer.rollout import Rollout, changes, visible
 from rolloutctl.viewer.summary import FIGURES_OF_A_ROW, facts, of_statistics, row, row_of_damaged, summary
@@ -116,7 +117,7 @@ class OpenRun:
         if self._state.finished and self._of_finished:
             return self._of_finished
         now = time.time()
-        state, latest = self._named_state(now)
+        state, latest = self._named_state(), self._latest()
         found = {
             "uri": self.run.store.uri,
             "state": state,
@@ -140,6 +141,7 @@ class OpenRun:
     def row(self) -> Json:
         """Return the run as a row of the list of runs, of what is read so far."""
         found = self.summary()
+        damaged = next(iter(found["damaged"].values()), found["problem"])
         return (
             facts(self.run)
             | {name: found[name] for name in (*FIGURES_OF_A_ROW, "cost", "aborted")}
@@ -148,23 +150,22 @@ class OpenRun:
                 "tokens": found["promptTokens"] + found["completionTokens"],
                 "duration": (found["time"] if found["state"] == "running" else found["latest"] or found["created"])
                 - found["created"],
-                "finished": found["state"] == "finished",
-                "damaged": next(iter(found["damaged"].values()), found["problem"]),
-                "running": found["state"] == "running",
+                "state": "damaged" if damaged else found["state"],
+                "damaged": damaged,
             }
         )
 
-    def _named_state(self, now: float) -> tuple[str, float | None]:
-        """Return the run's state in one word, and the time of the latest record."""
+    def _named_state(self) -> str:
+        state, sealed = self._state, len(self.table)
+        return state_of(
+            self.run.job_file.uid, state.health, finished=state.finished, sealed=sealed, aborted=state.aborted
+        )
+
+    def _latest(self) -> float | None:
+        """Return the time of the latest record."""
         times = [entry["since"] for entry in self._state.shown if entry["since"] is not None]
         times += [row[0] for row in self.table.query("SELECT max(finished) FROM rollouts") if row[0] is not None]
-        latest = max(times, default=None)
-        if self._state.aborted is not None:
-            return ("aborted" if len(self.table) else "failed to start"), latest
-        if self._state.finished:
-            return "finished", latest
-        is_alive = _is_alive(self.run, self._state.health, now)
-        return "running" if is_alive else "unfinished", latest
+        return max(times, default=None)
 
     async def rollout(self, index: int, attempt: int | None = None) -> Rollout:
         """Return a rollout for its page. Raises NoSuchRun, RecordCorrupt."""
@@ -216,11 +217,6 @@ class OpenRun:
             self._reading.cancel()
             await asyncio.wait([self._reading])
         self.table.close()
-
-
-def _is_alive(run: RunFolder, reports: Sequence[HealthReport], now: float) -> bool:
-    """Whether a process works on the run: one here that holds it, or one elsewhere that has reported."""
-    return any(is_working(report, now) for report in reports) or holder(run.job_file.uid) is not None
 
 
 def _health(reports: Sequence[HealthReport], now: float) -> Json:
@@ -317,7 +313,7 @@ class Library:
         opened = self._opened(run)
         await opened.refresh()
         found = opened.row()
-        if not found["running"] and not opened.is_reading and run.folder not in self._viewed:
+        if found["state"] != "running" and not opened.is_reading and run.folder not in self._viewed:
             self._stopped[run.folder] = _Stopped(found, opened.health, now + STOPPED_SECONDS)
             await self._open.pop(run.folder).aclose()
         return found

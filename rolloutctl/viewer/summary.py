@@ -9,6 +9,7 @@ from agent_runtime.recording.overview import Overview
 from agent_runtime.recording.reader import DamagedRun, RunFolder
 from agent_runtime.statistics import mean, pass_at_k, standard_error
 from rollout_api.model import Prices
+from rolloutctl.run_state import state_of
 from rolloutctl.viewer.rollout import visible
 from rolloutctl.viewer.table import RolloutTable
 
@@ -102,8 +103,14 @@ def row(run: Overview) -> Json:
             "tokens": stats["promptTokens"] + stats["completionTokens"],
             "duration": None if run.ended is None else run.ended - run.job_file.created,
             "cost": cost(prices, stats),
-            "finished": run.finished,
-            "running": False,
+            "state": state_of(
+                run.job_file.uid,
+                run.health,
+                finished=run.finished,
+                sealed=figures["sealed"],
+                aborted=run.aborted,
+                damaged=run.damaged,
+            ),
             "aborted": run.aborted,
             "damaged": run.damaged,
         }
@@ -120,7 +127,7 @@ def row_of_damaged(run: DamagedRun) -> Json:
         | texts
         | counts
         | {"folder": run.folder, "name": run.folder, "created": run.written, "k": 1, "damaged": run.problem}
-        | {"finished": False, "running": False}
+        | {"state": "damaged"}
     )
 
 

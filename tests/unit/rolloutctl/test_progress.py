@@ -158,8 +158,8 @@ def test_missing_isolation_is_one_short_line() -> None:
         lines = plain([JobStarted("job", "job-1", "out", 1, 0, resumed=False, isolation=isolation)]).splitlines()
         return next(line for line in lines if "Isolation" in line)
 
-    assert line("no image") == "Warning: Isolation: no image. See `rolloutctl doctor`."
-    assert "… (and 2 more). See `rolloutctl doctor`." in line("x" * 300, "b", "c")
+    assert line("no image") == "Warning: Isolation: no image. See `rolloutctl doctor` and docs/workspaces.md."
+    assert "… (and 2 more). See `rolloutctl doctor` and docs/workspaces.md." in line("x" * 300, "b", "c")
     assert len(line("x" * 300, "b", "c")) <= 160
 
 

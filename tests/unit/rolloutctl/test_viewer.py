@@ -264,9 +264,9 @@ async def test_the_server_answers_only_with_the_token_and_says_what_is_wrong(tmp
             assert (await get(origin + path))[0] == 404
         status, listed = await get("runs")
         assert status == 200
-        assert [(run["folder"], run["finished"], run["sealed"]) for run in listed["runs"]] == [
-            (stopped.name, False, 1),
-            (folder, True, 4),
+        assert [(run["folder"], run["state"], run["sealed"]) for run in listed["runs"]] == [
+            (stopped.name, "unfinished", 1),
+            (folder, "finished", 4),
         ]
         assert [set(run) for run in listed["runs"]] == [set(listed["runs"][0])] * 2, "the same facts of every run"
         assert (await get("run", run="../a"))[0] == 404
@@ -397,15 +397,15 @@ async def test_stopped_runs_are_closed_until_a_process_works_on_them(
         await library.run(folders["a"].name)
         for _ in range(2):
             rows = {row["name"]: row for row in await library.rows()}
-            assert {name: (row["sealed"], row["running"]) for name, row in rows.items()} == dict.fromkeys(
-                names, (1, False)
+            assert {name: (row["sealed"], row["state"]) for name, row in rows.items()} == dict.fromkeys(
+                names, (1, "unfinished")
             )
             assert list(library._open) == [folders["a"].name], "only the one whose page was asked for"
         write_rollout(folders["b"], made_up_rollout(1))
         (folders["b"] / "health").mkdir()
         (folders["b"] / "health" / "0.json").write_bytes(json_bytes(HealthReport(time=time.time())))
         rows = {row["name"]: row for row in await library.rows()}
-        assert (rows["b"]["sealed"], rows["b"]["running"]) == (2, True)
+        assert (rows["b"]["sealed"], rows["b"]["state"]) == (2, "running")
         assert folders["b"].name in library._open
     finally:
         await library.close()
@@ -464,7 +464,7 @@ async def test_stopped_run_is_read_again_when_a_process_has_worked_on_it_meanwhi
         write_rollout(folder, made_up_rollout(1))
         (folder / "health").mkdir()
         (folder / "health" / "0.json").write_bytes(json_bytes(HealthReport(time=time.time(), ended=True)))
-        assert [(row["sealed"], row["running"]) for row in await library.rows()] == [(2, False)]
+        assert [(row["sealed"], row["state"]) for row in await library.rows()] == [(2, "unfinished")]
     finally:
         await library.close()
 

@@ -2,12 +2,9 @@ import { useEffect, useState } from "preact/hooks";
 import { ago, compact, count, money, number, percent, plural, seconds, when } from "./format";
 import { Problem, State, useAsync, useTitle } from "./parts";
 import { href, runLink } from "./router";
-import type { RunRow, Source } from "./source";
+import type { Source } from "./source";
 
 const LOOK_MILLISECONDS = 5000;
-
-export const stateOf = (run: RunRow) =>
-  run.damaged ? "damaged" : run.aborted !== null ? (run.sealed ? "aborted" : "failed to start") : run.finished ? "finished" : run.running ? "running" : "unfinished";
 
 export function Runs({ source }: { source: Source }) {
   const [look, setLook] = useState(0);
@@ -19,7 +16,7 @@ export function Runs({ source }: { source: Source }) {
   if (problem) return <Problem text={problem} />;
   if (!value) return <p role="status">Reading…</p>;
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
-  const shown = value.runs.filter((run) => wanted.every((word) => `${run.folder} ${run.model} ${run.mode} ${run.agent} ${stateOf(run)}`.toLowerCase().includes(word)));
+  const shown = value.runs.filter((run) => wanted.every((word) => `${run.folder} ${run.model} ${run.mode} ${run.agent} ${run.state}`.toLowerCase().includes(word)));
   const tick = (folder: string) => setTicked((now) => (now.includes(folder) ? now.filter((other) => other !== folder) : [...now, folder].slice(-2)));
   // The earlier run is the one that the later one is compared with.
   const pair = value.runs.filter((run) => ticked.includes(run.folder)).map((run) => run.folder).reverse();
@@ -50,7 +47,7 @@ export function Runs({ source }: { source: Source }) {
             <tr key={run.folder}>
               <td><input type="checkbox" aria-label={`Compare ${run.folder}`} checked={ticked.includes(run.folder)} onChange={() => tick(run.folder)} /></td>
               <td><a href={runLink(run.folder)}>{run.folder}</a></td>
-              <td><State state={stateOf(run)} />{(run.aborted ?? run.damaged) && <small class="why" title={run.aborted ?? run.damaged ?? ""}>{run.aborted ?? run.damaged}</small>}</td>
+              <td><State state={run.state} />{(run.aborted ?? run.damaged) && <small class="why" title={run.aborted ?? run.damaged ?? ""}>{run.aborted ?? run.damaged}</small>}</td>
               <td>{run.model || "–"}</td>
               <td class="number">{count(run.tasks)}</td>
               <td class="number">{count(run.sealed)}{run.total !== null && run.sealed < run.total ? ` of ${count(run.total)}` : ""}</td>

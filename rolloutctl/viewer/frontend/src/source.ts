@@ -11,7 +11,7 @@ export type RunRow = {
   folder: string; name: string; created: number; model: string; mode: string; agent: string; tasks: number; k: number;
   total: number | null; sealed: number; masked: number; mean: number | null; standardError: number | null;
   passAt1: number | null; passAtK: number | null; tokens: number; duration: number | null; cost: number | null;
-  currency: string | null; finished: boolean; aborted: string | null; damaged: string | null; running: boolean;
+  currency: string | null; state: string; aborted: string | null; damaged: string | null;
 };
 export type Cause = { kind: string; title: string; count: number; first: number; message: string | null; where: string };
 export type Flight = { index: number; task: string; member: number; attempt: number; turn: number; doing: string; since: number | null };
