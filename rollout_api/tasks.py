@@ -1,7 +1,7 @@
 """The tasks of a job, and their sources."""
 
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -13,6 +13,10 @@ from rollout_api.services import MOST_SERVICES, TaskService, Volumes, mountable,
 
 INLINE_TASKS_BYTES = 200 * 1024
 """Most bytes of inline tasks. etcd refuses objects over 1.5 MiB, and status and managed fields need room."""
+
+
+ISOLATED_FOLDER: Final = "/verifier"
+"""Folder of the hidden files and of the commands of an isolated verifier."""
 
 
 class VerifierKind(StrEnum):
@@ -57,7 +61,7 @@ class TaskVerifier(ApiModel):
     files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
     """Hidden files, present only during grading. They replace existing files at their paths."""
     commands: Annotated[list[Command], Field(min_length=1, max_length=256)]
-    """Commands, run in order in the working directory."""
+    """Commands, run in order in the working directory, or in `/verifier` if `isolated`."""
     tests: Annotated[list[ShortText], Field(max_length=10_000)] = []
     """Tests that must be reported as passed (`file::test`); every reported test when left out."""
     also_passed: Annotated[list[UnpassedResult], Field(max_length=2)] = []
@@ -65,7 +69,7 @@ class TaskVerifier(ApiModel):
     cause them.
     """
     report: Path | None = None
-    """For `junit`: the report that the commands write, relative to the working directory."""
+    """For `junit`: the report that the commands write, relative to the folder in which they run."""
     collect: Annotated[list[Command], Field(max_length=64)] = []
     """Commands run in the agent's workspace after it has ended, before its artifacts are taken; for mode Separate."""
     artifacts: Annotated[list[Path], Field(max_length=256)] = []
@@ -85,8 +89,9 @@ class TaskVerifier(ApiModel):
     dockerfile: Dockerfile | None = None
     """Dockerfile of the grading workspace, instead of `image`."""
     isolated: bool = False
-    """The task's author states that the verifier's user runs and loads nothing from the agent. Without this statement,
-    every verdict counts as forgeable (docs/verification.md).
+    """Hidden files are written into `/verifier`, and commands run there. By this, the task's author states that the
+    verifier's user runs and loads nothing from the agent. Without it, every verdict counts as forgeable
+    (docs/verification.md).
     """
 
     @field_validator("artifacts")
@@ -95,6 +100,25 @@ class TaskVerifier(ApiModel):
         if any(not path.strip("/.") and path.startswith("/") for path in paths):
             raise ValueError("the root folder cannot be carried; list files or folders in it")
         return [without_parents(path) for path in paths]
+
+    @field_validator("report")
+    @classmethod
+    def _report_stays_inside(cls, path: str | None) -> str | None:
+        return None if path is None else without_parents(path)
+
+    @model_validator(mode="after")
+    def _isolated_files_are_apart(self) -> Self:
+        if self.isolated:
+            given = [*(file.path for file in self.files), *([self.report] if self.report else [])]
+            absolute = next((path for path in given if path.startswith("/")), None)
+            if absolute is not None:
+                raise ValueError(
+                    f"{absolute!r} is absolute; the files and the report of an isolated verifier are in "
+                    f"{ISOLATED_FOLDER}: give their paths relative to it"
+                )
+            if any(f"{path}/".startswith(f"{ISOLATED_FOLDER}/") for path in self.artifacts):
+                raise ValueError(f"{ISOLATED_FOLDER} is the folder of an isolated verifier, and cannot be an artifact")
+        return self
 
     @model_validator(mode="after")
     def _report_belongs_to_junit(self) -> Self:

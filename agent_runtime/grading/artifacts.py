@@ -12,7 +12,7 @@ from typing import Any
 from agent_runtime.tasks.loaded_by_python import LOADED_AUTOMATICALLY, METADATA_SUFFIXES, SHADOWED, TEST_FILES
 from rollout_api.files import TaskFile
 from rollout_api.rollout_job import Verifier
-from rollout_api.tasks import Task, VerifierKind
+from rollout_api.tasks import ISOLATED_FOLDER, Task, VerifierKind
 
 _SCRIPT_CHARACTERS = 1 << 20
 """Largest hidden file, in characters of base64, that is searched for names of folders."""
@@ -23,20 +23,15 @@ _ENTERED = re.compile(rf"(?:(?<![\w.-])(?:cd|pushd)(?:[ \t]+--)?[ \t]+|\bchdir\(
 _HERE = re.compile(r"\$\{?PWD\}?(?=/|$)|\$\(pwd\)|`pwd`")
 
 
+def verifier_folder(task: Task, working_dir: str) -> str:
+    """Return the folder in which the verifier's commands run, and which relative paths of hidden files refer to."""
+    return ISOLATED_FOLDER if task.verifier is not None and task.verifier.isolated else working_dir
+
+
 def _given(task: Task, working_dir: str) -> set[str]:
     """Return the task's artifacts as absolute paths."""
     given = (task.verifier.artifacts if task.verifier else None) or ["."]
     return {posixpath.normpath(posixpath.join(working_dir, path)) for path in given}
-
-
-def asks_for_files(task: Task, verifier: Verifier, working_dir: str) -> bool:
-    """Whether the task names files that are carried even if they are loaded automatically: an artifact inside another
-    one, or one that may be a file.
-    """
-    if task.verifier is None or not task.verifier.artifacts:
-        return verifier.artifacts != ["."]
-    paths = _given(task, working_dir)
-    return any("." in posixpath.basename(path)[1:] or any(is_below(path, other) for other in paths) for path in paths)
 
 
 def artifact_paths(task: Task, working_dir: str) -> tuple[str, list[str]]:
@@ -61,7 +56,7 @@ def carry_rules(
     is_pytest = spec is not None and spec.kind is VerifierKind.PYTEST
     variables = {variable.name: variable.value for variable in (spec.env if spec else ())}
     texts = [*commands, *map(_text, files)]
-    hidden = [posixpath.join(working_dir, file.path) for file in files]
+    hidden = [posixpath.join(verifier_folder(task, working_dir), file.path) for file in files]
     searched = _searched(working_dir, variables, texts)
     base, paths = artifact_paths(task, working_dir)
     given = sorted(_given(task, working_dir))

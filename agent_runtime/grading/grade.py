@@ -6,11 +6,10 @@ import posixpath
 import shlex
 import tarfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from agent_runtime.grading import reward_file
-from agent_runtime.grading.artifacts import artifact_paths, asks_for_files, is_below
+from agent_runtime.grading.artifacts import artifact_paths, is_below, verifier_folder
 from agent_runtime.grading.junit import (
     REPORT_BYTES,
     ReportedTest,
@@ -35,7 +34,7 @@ from agent_runtime.statistics import mean
 from rollout_api.files import TaskFile
 from rollout_api.records import CommandVerdict, TestVerdict, Verdict
 from rollout_api.rollout_job import Verifier
-from rollout_api.tasks import RewardRule, Task, TaskVerifier, VerifierKind, VerifierMode
+from rollout_api.tasks import ISOLATED_FOLDER, RewardRule, Task, TaskVerifier, VerifierKind, VerifierMode
 
 OUTPUT_BYTES = 8192
 """Bytes that a verdict keeps of the beginning, and of the end, of a command's standard output and error output."""
@@ -51,7 +50,15 @@ _NEEDS_NO_PASSWORD = (
 )
 """Shell command for root, whose exit code is 0 if `su` or `doas` may need no password in this image."""
 
-_TAKE_OVER = Path(__file__).with_name("take_over.sh").read_text()
+_CLOSE = """\
+set -e
+for above in / /logs; do
+  [ ! -e "$above" ] || { chown 0 "$above"; chmod go-w "$above"; }
+done
+chmod 700"""
+"""Shell commands for root, to be followed by folders: only root may enter them, or replace them. Modes also bound what a
+default ACL of the image gives to others.
+"""
 
 
 class CommandWatch(Protocol):
@@ -74,15 +81,14 @@ async def grade(
     workspace: Workspace,
     *,
     key_turn: int,
-    separate_uid: int = 0,
+    is_apart: bool = False,
     dropped: Sequence[str] = (),
     watch: CommandWatch | None = None,
 ) -> Verdict:
     """Grade the contents of a workspace; `key_turn` is the turn of all idempotency keys, `dropped` goes into the
     verdict.
 
-    `separate_uid` is the result of `require_startable`. If it is not 0, root owns the working directory: code under test
-    cannot change the report or the hidden files.
+    `is_apart` is the result of `require_startable`.
 
     The caller must have switched the workspace to its verifier phase and, in `Shared`, ended the agent's processes.
     After a crash, a call with the same turn makes the same requests. Raises VerifierUnavailable, ValueError for a task
@@ -90,41 +96,34 @@ async def grade(
     """
     if task.verifier is None:
         raise ValueError(f"task {task.name} has no verifier, so it cannot be graded")
-    separate_uid = 0 if verifier.mode is VerifierMode.SHARED else separate_uid
-    grading = _Grading(task, task.verifier, verifier, workspace, key_turn, watch, separate_uid)
+    is_closed = is_apart and task.verifier.isolated and verifier.mode is not VerifierMode.SHARED
+    grading = _Grading(task, task.verifier, verifier, workspace, key_turn, watch, is_closed=is_closed)
     # Verifiers and tests have time limits of their own, which would expire in a pause.
     await workspace.set_steady(True)
     try:
         verdict = await grading.run()
     except WorkspaceLimit as limit:
         verdict = grading.failed(f"the grading was ended: {limit.message}")
-    report = posixpath.join(workspace.working_dir, task.verifier.report or "")
-    is_outside = task.verifier.report is not None and not any(is_below(report, place) for place in grading.places)
-    # Tests of other languages are carried with the agent's work. If the task names no tests, tests that the agent added
-    # count too.
-    counts_agents_tests = task.verifier.kind is VerifierKind.JUNIT and not task.verifier.tests
-    is_asked_for = asks_for_files(task, verifier, workspace.working_dir)
     # Whether a verifier loads or runs the agent's files cannot be detected, so the task's author states it.
     # The statement is about the verifier's user. Services may run the agent's files as other users, who share volumes
     # with the verifier, and the code under test may change or replace the server that a verifier asks.
-    is_isolated = task.verifier.isolated and bool(separate_uid) and not task.services
-    forgeable = not is_isolated or is_outside or counts_agents_tests or is_asked_for
+    forgeable = not is_closed or bool(task.services)
     mode = verifier.mode or VerifierMode.SEPARATE
     return verdict.model_copy(update={"dropped": list(dropped), "mode": mode, "forgeable": forgeable})
 
 
-async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> int:
+async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> bool:
     """Raise VerifierUnavailable if the verifier cannot start in the prepared state, without the agent's files.
 
-    Afterwards, a program that is missing or does not start counts against the agent: a failed verdict. Returns the uid
-    of the workspace's user if the verifier's user is root and the workspace's user cannot become root: it is not root,
-    no rule of `sudo` or `doas` lets it run programs without a password, and every account has one, so that `su` asks for
-    it. Otherwise, and in `Plain`, returns 0.
+    Afterwards, a program that is missing or does not start counts against the agent: a failed verdict. Returns whether
+    the verifier's user is root and the workspace's user cannot become root: it is not root, no rule of `sudo` or `doas`
+    lets it run programs without a password, and every account has one, so that `su` asks for it. False in `Plain`.
     """
     if (spec := task.verifier) is None:
-        return 0
+        return False
     env = {variable.name: variable.value for variable in spec.env}
-    brought = {posixpath.normpath(posixpath.join(workspace.working_dir, file.path)) for file in spec.files}
+    folder = verifier_folder(task, workspace.working_dir)
+    brought = {posixpath.normpath(posixpath.join(folder, file.path)) for file in spec.files}
     key = f"{key_turn}:verifier-probe"
     missing = await missing_program(workspace, spec.commands, key=key, user=spec.user, env=env, brought=brought)
     if missing is not None:
@@ -134,8 +133,8 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
             "or to the task's setup"
         )
     # In Plain, paths are not isolated: on a laptop, root would become the owner of this machine's folders.
-    if spec.user is None or workspace.description.get("mode") == "Plain":
-        return 0
+    if not spec.isolated or spec.user is None or workspace.description.get("mode") == "Plain":
+        return False
     deadline = PROBE_SECONDS
     # The code under test has its user's rights, including sudo. Most programs that sudo may start without a password,
     # such as `tee`, are enough to become root. `sudo -n -l` succeeds if a rule needs no password.
@@ -144,14 +143,10 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
     uid = int(own.stdout) if own.ok and own.stdout.strip().isdigit() else 0
     # With `Defaults listpw=always` only root may list a user's rules without a password.
     listed = f'LC_ALL=C sudo -n -l -U "$(id -un {uid})" 2>/dev/null | grep -Eq "NOPASSWD|!authenticate"'
-    # By a default ACL, the workspace's user may write files that root creates. take_over.sh removes them with setfacl.
-    folders = shlex.join(_taken(task, spec, workspace))
-    acl = f"find {folders} -type d -exec ls -ld {{}} + 2>/dev/null | grep -q '^d[^ ]*+'"
-    has_acl = f"{{ ! command -v setfacl >/dev/null && {acl}; }}"
-    # Without grep nothing is known about them.
-    apart = f"command -v grep >/dev/null && {{ {listed} || {_NEEDS_NO_PASSWORD} || {has_acl} || id -u; }}"
+    # Without grep nothing is known about them. A link in place of /logs may lead into a folder of the workspace's user.
+    apart = f"command -v grep >/dev/null && {{ {listed} || {_NEEDS_NO_PASSWORD} || [ -L /logs ] || id -u; }}"
     verifiers = await workspace.run(apart, key=f"{key}-id", deadline_seconds=deadline, user=spec.user)
-    return uid if verifiers.ok and verifiers.stdout.strip() == b"0" else 0
+    return uid != 0 and verifiers.ok and verifiers.stdout.strip() == b"0"
 
 
 async def require_preparable(task: Task, verifier: Verifier, workspace: Workspace, *, key_turn: int) -> None:
@@ -171,12 +166,6 @@ def _places(task: Task, workspace: Workspace) -> list[str]:
     return list(dict.fromkeys([posixpath.normpath(workspace.working_dir), *carried]))
 
 
-def _taken(task: Task, spec: TaskVerifier, workspace: Workspace) -> list[str]:
-    """Return what root takes over in an isolated grading, so that code under test can change nothing there."""
-    reward = [reward_file.FOLDER] if spec.kind is VerifierKind.REWARD_FILE else []
-    return [*_places(task, workspace), *reward]
-
-
 class _Failed(Exception):
     """The verdict is a failure, for this reason."""
 
@@ -192,14 +181,17 @@ class _Grading:
         workspace: Workspace,
         turn: int,
         watch: CommandWatch | None = None,
-        separate_uid: int = 0,
+        *,
+        is_closed: bool = False,
     ) -> None:
         self.task, self.spec, self.rules, self.workspace, self.turn = task, spec, rules, workspace, turn
-        self.watch, self.separate_uid = watch, separate_uid
-        self.places = _places(task, workspace)
-        self.hidden = {
-            posixpath.normpath(posixpath.join(workspace.working_dir, file.path)): file for file in spec.files
-        }
+        self.watch = watch
+        self.is_closed = is_closed
+        """Whether only root may enter the verifier's folders."""
+        self.folder = verifier_folder(task, workspace.working_dir)
+        """Folder in which the commands run."""
+        self.places = [self.folder] if spec.isolated else _places(task, workspace)
+        self.hidden = {self.path(file.path): file for file in spec.files}
         """The hidden files, by absolute path."""
         self.owner = spec.user or WORKSPACE_USER
         """Owner of all files that are added for the verifier or removed before it. The verifier's commands read these
@@ -211,6 +203,14 @@ class _Grading:
 
     def key(self, name: str) -> str:
         return f"{self.turn}:verifier-{'first-' if self.is_prepared_state else ''}{name}"
+
+    def path(self, relative: str) -> str:
+        """Return a path as an absolute one."""
+        return posixpath.normpath(posixpath.join(self.folder, relative))
+
+    def reaches(self, place: str) -> bool:
+        """Whether a place of the agent's files contains the verifier's folder, or is in it."""
+        return place == self.folder or is_below(place, self.folder) or is_below(self.folder, place)
 
     def failed(self, message: str) -> Verdict:
         return Verdict(reward=0, passed=False, commands=self.commands, message=message)
@@ -225,6 +225,15 @@ class _Grading:
 
     async def prepare(self) -> None:
         """Write the hidden files, and remove existing reports and reward files."""
+        if self.spec.isolated:
+            shared = next(filter(self.reaches, _places(self.task, self.workspace)), None)
+            if shared is not None:
+                raise VerifierUnavailable(
+                    f"task {self.task.name}: {shared} has files of the agent, and {self.folder} is the folder of an "
+                    "isolated verifier; neither can be in the other: choose another sandbox.workingDir or artifact"
+                )
+            await self.remove(self.folder, "folder")
+            await self.make_folder(self.folder, "folder")
         await self.put_files()
         if self.spec.kind is VerifierKind.PYTEST:
             await self.remove(REPORT_FOLDER, "reports")
@@ -233,27 +242,38 @@ class _Grading:
         elif self.spec.kind is VerifierKind.REWARD_FILE:
             await self.remove(reward_file.FOLDER, "rewards")
             await self.make_folder(reward_file.FOLDER, "reward-folder")
-        if self.separate_uid:
-            await self.take_over()
+        if self.is_closed:
+            await self.close()
+        if self.spec.isolated and self.is_prepared_state:
+            await self.require_enterable()
 
-    async def take_over(self) -> None:
-        """Give root the working directory, the artifacts, the reward files, and the folders of hidden files.
+    async def require_enterable(self) -> None:
+        """Raise VerifierUnavailable if commands cannot run in the verifier's folder, as in `Plain` on a laptop."""
+        entered = await self.workspace.run(
+            f"cd {self.folder}", key=self.key("enter"), deadline_seconds=PROBE_SECONDS, user=self.spec.user
+        )
+        if entered.exit_code is not None and not entered.ok:
+            output = entered.stderr.decode(errors="replace").strip()
+            raise VerifierUnavailable(
+                f"task {self.task.name}: commands cannot enter {self.folder}, the folder of an isolated verifier "
+                f"({output}); it needs Overlay, a container or a pod"
+            )
 
-        The workspace's user may only read them.
-        """
-        hidden = {posixpath.dirname(path) for path in self.hidden if not any(is_below(path, at) for at in self.places)}
+    async def close(self) -> None:
+        """Let only root enter the verifier's folders."""
+        folders = [self.folder, *([reward_file.FOLDER] if self.spec.kind is VerifierKind.REWARD_FILE else [])]
         result = await self.workspace.run(
-            f"set -- {shlex.join([str(self.separate_uid), *_taken(self.task, self.spec, self.workspace)])}\n{_TAKE_OVER}",
-            key=self.key("take-over"),
-            deadline_seconds=self.task.timeouts.verifier_seconds,
+            f"{_CLOSE} {shlex.join(folders)}",
+            key=self.key("close"),
+            deadline_seconds=PROBE_SECONDS,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
             user=self.spec.user,
-            stdin="".join(f"{folder}\n" for folder in sorted(hidden)).encode(),
         )
-        self.require_started(result, "the working directory cannot be made the property of the verifier's user")
+        what = "the verifier's folders cannot be closed to other users"
+        self.require_started(result, what)
         if not result.ok:
             output = result.stderr.decode(errors="replace").strip()[-OUTPUT_BYTES:]
-            raise _Failed(f"the working directory cannot be given to the verifier's user: {result.cause or output}")
+            raise SandboxFailure("ExecutorFailed", f"{what}: {result.cause or output}")
 
     def require_started(self, result: CommandResult, what: str) -> None:
         """Raise for a command that did not start. `what` describes the consequence for the grading."""
@@ -280,12 +300,12 @@ class _Grading:
 
     async def put_files(self) -> None:
         """Write all hidden files over existing ones, with one call for each folder."""
-        root, left = self.workspace.working_dir, self.hidden
+        left = self.hidden
         for number, place in enumerate((*self.places, "/")):
             files = {path: file for path, file in left.items() if is_below(path, place)}
             left = {path: file for path, file in left.items() if path not in files}
             ancestors: Ancestors = "follow" if place == "/" else "replace"
-            where = f"outside of {root}" if place == "/" else f"in {place}"
+            where = f"outside of {self.folder}" if place == "/" else f"in {place}"
             with self.needed(f"the hidden files {where} cannot be written"):
                 if files and (place == "/" or not self.is_prepared_state):
                     key = self.key(f"files-{number}")
@@ -295,7 +315,7 @@ class _Grading:
 
     async def remove(self, path: str, name: str) -> None:
         with self.needed(f"{path} cannot be removed before grading"):
-            await self.workspace.remove(path, key=self.key(f"wipe-{name}"), owner=self.owner)
+            await self.workspace.remove(self.path(path), key=self.key(f"wipe-{name}"), owner=self.owner)
 
     async def make_folder(self, path: str, name: str) -> None:
         """Create a folder by writing a file with its parents and removing the file."""
@@ -332,11 +352,12 @@ class _Grading:
                 await self.watch.after_verifier_command(number, self.commands[-1])
 
     def wrapped(self, command: str, number: int) -> str:
-        """Return the command. For pytest with our own report, options are added to PYTEST_ADDOPTS in the environment."""
-        if self.spec.kind is not VerifierKind.PYTEST:
-            return command
-        options = f"'--junitxml=$PWD/{_report_path(number)}' -o junit_family=xunit1 -o junit_logging=no"
-        return f'export PYTEST_ADDOPTS="${{PYTEST_ADDOPTS-}} {options}"\n{command}'
+        """Return the command in the verifier's folder. For pytest, options are added to PYTEST_ADDOPTS."""
+        lines = [f"cd {ISOLATED_FOLDER} || exit"] if self.spec.isolated else []
+        if self.spec.kind is VerifierKind.PYTEST:
+            options = f"'--junitxml=$PWD/{_report_path(number)}' -o junit_family=xunit1 -o junit_logging=no"
+            lines.append(f'export PYTEST_ADDOPTS="${{PYTEST_ADDOPTS-}} {options}"')
+        return "\n".join([*lines, command])
 
     async def judge(self) -> Verdict:
         match self.spec.kind:
@@ -405,6 +426,7 @@ class _Grading:
 
         The verifier's user may have written it so that no other user can read it.
         """
+        path = self.path(path)
         try:
             found = await self.workspace.stat(path, owner=self.spec.user)
             if found is None:

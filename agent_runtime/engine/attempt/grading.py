@@ -151,7 +151,7 @@ async def grade_artifacts(
             workspace = await provider.acquire(
                 spec, attempt=attempt, fence=fence, name=f"grading-{fence.epoch}-{number}"
             )
-            separate_uid = await require_startable(task, workspace, key_turn=turn)
+            is_apart = await require_startable(task, workspace, key_turn=turn)
             await require_preparable(task, verifier, workspace, key_turn=turn)
             # From here on, the policy's files may have caused a failed start or a loss.
             exposed = True
@@ -161,13 +161,7 @@ async def grade_artifacts(
             if spec.network["verifier"] != "None":
                 await workspace.enter("verifier", key=f"{turn}:enter")
             return await grade(
-                task,
-                verifier,
-                workspace,
-                key_turn=turn,
-                separate_uid=separate_uid,
-                dropped=carried.dropped,
-                watch=watch,
+                task, verifier, workspace, key_turn=turn, is_apart=is_apart, dropped=carried.dropped, watch=watch
             )
         except Exception as error:
             is_alone = spec.alone if workspace is None else workspace.alone

@@ -205,19 +205,20 @@ def test_tasks_whose_grading_has_new_services_are_named(tmp_path: Path) -> None:
 
 
 def test_verdict_that_a_service_can_change_is_forgeable(tmp_path: Path) -> None:
-    """The service runs the agent's file as root, and has the hidden test in a volume."""
+    """The service runs the agent's file as root, and shares a volume with the verifier."""
     loop = "chmod 777 /srv/app; while sleep 0.1; do test ! -f /srv/app/plugin.sh || sh /srv/app/plugin.sh; done"
     verifier = {
         "user": "root",
         "isolated": True,
-        "files": [{"path": "tests/check.sh", "content": "false\n", "mode": "600"}],
-        "commands": ["sleep 1; sh tests/check.sh"],
+        "commands": ["sleep 1; test -u /app/answer && test $(stat -c %u /app/answer) = 0"],
     }
     runs = task(
         "runs",
         {"name": "runs", "command": [loop], "volumes": {"site": "/srv/app"}, "health": {"command": "true"}},
         volumes={"site": "/app"},
-        solution=["until test -w .; do sleep 0.1; done; echo 'echo true > /srv/app/tests/check.sh' > plugin.sh"],
+        solution=[
+            "until test -w .; do sleep 0.1; done; echo 'cp /bin/true /srv/app/answer; chmod u+s /srv/app/answer' > plugin.sh"
+        ],
         verifier=verifier,
     )
     write_job(tmp_path, {"inline": [runs]}, sandbox={"user": "1000:1000", "workingDir": "/app"})

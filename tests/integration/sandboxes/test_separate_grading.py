@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.engine.attempt.grading import grade_artifacts
-from agent_runtime.grading.grade import require_startable
+from agent_runtime.grading.grade import VerifierUnavailable, grade, require_preparable, require_startable
 from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.records import Verdict
 from rollout_api.rollout_job import Attempts, Verifier
@@ -22,6 +22,7 @@ SETUP = [
     "mkdir -p backend/.venv/bin && touch backend/.venv/pyvenv.cfg",
     "printf '#!/bin/sh\\necho real\\n' > backend/.venv/bin/python && chmod +x backend/.venv/bin/python",
 ]
+WORK_DIR = "/srv/agent/work"
 FAKE = "printf '#!/bin/sh\\necho fake\\n' >"
 WORK: dict[str, tuple[list[str], str]] = {
     "a folder that became a link": (
@@ -67,10 +68,8 @@ async def graded(
     **verifier: Any,
 ) -> Verdict:
     """Return the verdict on a rollout whose agent ran those commands."""
-    task = Task.model_validate(
-        {"name": "t", "prompt": "p", "verifier": {"user": verifier_user, "isolated": True, **verifier}}
-    )
-    prepared = spec(working_dir="/srv/agent/work", setup=setup, user=user, network={"verifier": "None"})
+    task = Task.model_validate({"name": "t", "prompt": "p", "verifier": {"user": verifier_user, **verifier}})
+    prepared = spec(working_dir=WORK_DIR, setup=setup, user=user, network={"verifier": "None"})
     agent = await provider.acquire(prepared, attempt="0-1", fence=FIRST, name="agent")
     for number, command in enumerate(work):
         done = await agent.run(command, key=f"1:{number}", deadline_seconds=60)
@@ -143,30 +142,23 @@ async def test_work_beside_a_file_that_only_root_may_read_is_graded(provider_of:
 
 
 REPLACES_REPORT = """
-import os, sys
+import os, time
 if os.fork() == 0:
     os.setsid()
     for descriptor in range(3):
         os.close(descriptor)
-    while not os.path.exists(".rollout-verifier/0.xml"):
-        pass
-    here = os.getcwd()
-    try:
-        os.rename(here, here + "-real")
-        os.mkdir(here)
-        os.chdir(here)
-    except OSError:
-        pass
+    time.sleep(0.2)
+    for replace in (lambda: os.rename("/verifier", "/other"), lambda: os.mkdir("/verifier")):
+        try:
+            replace()
+        except OSError:
+            pass
     forged = '<testsuites><testsuite><testcase classname="tests.test_zzz" name="test_adds"/></testsuite></testsuites>'
     while True:
         try:
-            os.rename(".rollout-verifier", ".real")
-        except OSError:
-            pass
-        try:
-            os.makedirs(".rollout-verifier", exist_ok=True)
-            open("forged", "w").write(forged)
-            os.rename("forged", ".rollout-verifier/0.xml")
+            os.makedirs("/verifier/.rollout-verifier", exist_ok=True)
+            open("/verifier/forged", "w").write(forged)
+            os.rename("/verifier/forged", "/verifier/.rollout-verifier/0.xml")
         except OSError:
             pass
 """
@@ -178,6 +170,8 @@ async def test_report_replaced_by_code_under_test_is_unreachable_or_forgeable(
 ) -> None:
     provider = provider_of("Overlay", "1000:1000")
     await provider.open()
+    as_user = "" if verifier_user is None else "user=1000, "
+    test = HIDDEN_TEST.replace("calc.py", f"{WORK_DIR}/calc.py").replace("capture", f"{as_user}capture")
     try:
         verdict = await graded(
             provider,
@@ -185,9 +179,10 @@ async def test_report_replaced_by_code_under_test_is_unreachable_or_forgeable(
             setup=[],
             user="1000:1000",
             verifier_user=verifier_user,
+            isolated=True,
             kind="pytest",
-            commands=[f"{sys.executable} -m pytest -q tests; sleep 0.5"],
-            files=[{"path": "tests/test_zzz.py", "content": HIDDEN_TEST.replace("capture", "user=1000, capture")}],
+            commands=[f"{sys.executable} -m pytest -q tests; sleep 1"],
+            files=[{"path": "tests/test_zzz.py", "content": test}],
             tests=["tests/test_zzz.py::test_adds"],
         )
     finally:
@@ -196,29 +191,46 @@ async def test_report_replaced_by_code_under_test_is_unreachable_or_forgeable(
     assert verdict.reward == (1 if forgeable else 0), verdict
 
 
-async def test_private_files_of_the_agent_stay_readable_for_its_user(provider_of: Callable[..., LocalProvider]) -> None:
+LOADED = [
+    "conftest.py",
+    "json.py",
+    "pytest.py",
+    "sitecustomize.py",
+    "tests/__init__.py",
+    "toml.py",
+    "_pytest/__init__.py",
+]
+
+
+async def test_nothing_of_the_agent_is_loaded_by_an_isolated_verifier_whatever_is_carried(
+    provider_of: Callable[..., LocalProvider],
+) -> None:
     provider = provider_of("Overlay", "1000:1000")
     await provider.open()
-    as_user = "setpriv --reuid 1000 --regid 1000 --clear-groups"
+    forge = "import os; print(1, file=open('/logs/verifier/reward.txt', 'w')); os._exit(0)"
+    settings = "printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini"
     try:
         verdict = await graded(
             provider,
-            ["umask 077 && echo echo 42 > run.sh && mkdir lib && echo 43 > lib/data", "mv $(mktemp) empty"],
+            ["mkdir tests _pytest", *(f'echo "{forge}" > {name}' for name in LOADED), settings],
             setup=[],
             user="1000:1000",
             verifier_user="0",
-            commands=[
-                f"{as_user} sh run.sh | grep 42 && {as_user} cat lib/data empty",
-                f"! {as_user} cat answers && ! {as_user} touch run.sh lib lib/data",
+            isolated=True,
+            kind="rewardFile",
+            artifacts=[".", *LOADED, "pytest.ini"],
+            commands=[f"{sys.executable} -m pytest -q tests && echo 0.5 > /logs/verifier/reward.txt"],
+            files=[
+                {"path": "tests/test_a.py", "content": "import json, toml_free\ndef test_a(): pass\n"},
+                {"path": "toml_free.py", "content": ""},
             ],
-            files=[{"path": "answers", "content": "42", "mode": "600"}],
         )
     finally:
         await provider.close()
-    assert (verdict.passed, verdict.forgeable) == (True, False), verdict
+    assert (verdict.reward, verdict.forgeable) == (0.5, False), verdict
 
 
-async def test_private_folders_of_hidden_files_stay_readable_for_the_users_they_belong_to(
+async def test_code_under_test_can_neither_read_nor_change_what_an_isolated_verifier_has(
     provider_of: Callable[..., LocalProvider],
 ) -> None:
     provider = provider_of("Overlay", "1000:1000")
@@ -227,15 +239,16 @@ async def test_private_folders_of_hidden_files_stay_readable_for_the_users_they_
     try:
         verdict = await graded(
             provider,
-            [],
-            setup=["umask 077 && mkdir -p /var/tmp/home/checks && echo 42 > /var/tmp/home/settings"],
+            ["umask 077 && echo echo 42 > run.sh", "mv $(mktemp) empty"],
+            setup=[],
             user="1000:1000",
             verifier_user="0",
+            isolated=True,
             commands=[
-                f"{as_user} grep 42 /var/tmp/home/settings",
-                f"! {as_user} mv /var/tmp/home/checks /var/tmp/home/other && ! {as_user} touch /var/tmp/home/checks/new",
+                f"{as_user} sh {WORK_DIR}/run.sh > answer && cmp answer answers/right && {as_user} touch {WORK_DIR}/empty",
+                f"! {as_user} cat /verifier/answers/right && ! {as_user} ls /verifier && ! {as_user} mv /verifier /v",
             ],
-            files=[{"path": "/var/tmp/home/checks/check.sh", "content": ""}, {"path": "/check.sh", "content": ""}],
+            files=[{"path": "answers/right", "content": "42\n"}],
         )
     finally:
         await provider.close()
@@ -243,7 +256,7 @@ async def test_private_folders_of_hidden_files_stay_readable_for_the_users_they_
 
 
 @pytest.mark.parametrize("isolated", [False, True])
-async def test_a_verdict_is_forgeable_unless_the_tasks_author_states_otherwise(
+async def test_a_verdict_is_forgeable_unless_the_verifier_is_isolated(
     provider_of: Callable[..., LocalProvider], isolated: bool
 ) -> None:
     provider = provider_of("Overlay", "1000:1000")
@@ -255,7 +268,7 @@ async def test_a_verdict_is_forgeable_unless_the_tasks_author_states_otherwise(
             setup=[],
             user="1000:1000",
             verifier_user="0",
-            commands=["test -e solved"],
+            commands=[f"test -e {WORK_DIR}/solved"],
             isolated=isolated,
         )
     finally:
@@ -263,9 +276,33 @@ async def test_a_verdict_is_forgeable_unless_the_tasks_author_states_otherwise(
     assert (verdict.reward, verdict.forgeable) == (1, not isolated), verdict
 
 
+@pytest.mark.parametrize("working_dir", ["/verifier", "/verifier/work", "/"])
+async def test_a_working_directory_cannot_share_the_folder_of_an_isolated_verifier(
+    provider_of: Callable[..., LocalProvider], working_dir: str
+) -> None:
+    provider = provider_of("Overlay")
+    await provider.open()
+    prepared = spec(user="1000:1000", working_dir=working_dir, files=[], setup=[])
+    workspace = await provider.acquire(prepared, attempt="0-1", fence=FIRST, name="grading")
+    task = Task.model_validate({"name": "t", "prompt": "x", "verifier": {"commands": ["true"], "isolated": True}})
+    with pytest.raises(VerifierUnavailable, match=r"choose another sandbox\.workingDir"):
+        await grade(task, Verifier(), workspace, key_turn=1)
+    await provider.close()
+
+
+async def test_an_isolated_verifier_needs_a_root_of_its_own(provider_of: Callable[..., LocalProvider]) -> None:
+    provider = provider_of("Plain")
+    await provider.open()
+    workspace = await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="grading")
+    task = Task.model_validate({"name": "t", "prompt": "x", "verifier": {"commands": ["true"], "isolated": True}})
+    with pytest.raises(VerifierUnavailable, match="cannot enter /verifier"):
+        await require_preparable(task, Verifier(), workspace, key_turn=1)
+    await provider.close()
+
+
 # Lets user 1000 write the files that others create in the folder. The format and the numbers are those of Linux'
 # posix_acl_xattr.h and posix_acl.h.
-DEFAULT_ACL = f"""mkdir -p work/in && {sys.executable} - <<'END'
+DEFAULT_ACL = f"""{sys.executable} - <<'END'
 import os, struct
 VERSION, NO_ID = 2, 2**32 - 1
 USER_OBJ, USER, GROUP_OBJ, MASK, OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
@@ -276,8 +313,28 @@ entries = [  # tag, permissions, id
     (OTHER, READ | EXECUTE, NO_ID),
 ]
 value = struct.pack("<I", VERSION) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
-os.setxattr("work/in", "system.posix_acl_default", value)
+os.setxattr("/", "system.posix_acl_default", value)
 END"""
+
+
+async def test_a_default_acl_of_the_image_lets_nobody_into_the_folders_of_an_isolated_verifier(
+    provider_of: Callable[..., LocalProvider],
+) -> None:
+    provider = provider_of("Overlay")
+    await provider.open()
+    as_user = "setpriv --reuid 1000 --regid 1000 --clear-groups"
+    workspace = await provider.acquire(spec(user="1000:1000"), attempt="0-1", fence=FIRST, name="grading")
+    assert (await workspace.run(DEFAULT_ACL, key="0:image", deadline_seconds=30, user="root")).ok
+    attack = f"! {as_user} touch $folder/x && ! {as_user} mv $folder /y"
+    commands = [f"for folder in /logs/verifier /verifier; do {attack} || exit 1; done"]
+    verifier = {"commands": commands, "user": "root", "isolated": True, "kind": "rewardFile"}
+    task = Task.model_validate({"name": "t", "prompt": "x", "verifier": verifier})
+    assert await require_startable(task, workspace, key_turn=1)
+    verdict = await grade(task, Verifier(), workspace, key_turn=1, is_apart=True)
+    await provider.close()
+    assert ([command.exit_code for command in verdict.commands], verdict.forgeable) == ([0], False), verdict
+
+
 WRITES_REWARD = "grep -qx solved answer.txt && echo 1 > /logs/verifier/reward.txt && touch /opt/hidden/cache"
 
 
@@ -300,7 +357,7 @@ async def test_reward_file_is_graded_when_no_user_may_write_outside_the_working_
         )
     finally:
         await provider.close()
-    assert (verdict.reward, verdict.forgeable) == (1, verifier_user != "0"), verdict
+    assert verdict.reward == 1, verdict
 
 
 PRIVATE_REWARD = "file=$(mktemp) && echo 1 > $file && mv $file /logs/verifier/reward.txt"
@@ -332,90 +389,26 @@ async def test_files_that_only_the_verifiers_user_may_read_are_graded(
     assert verdict.reward == 1, verdict
 
 
-async def test_code_under_test_cannot_replace_hidden_files_in_a_folder_of_its_user(
-    provider_of: Callable[..., LocalProvider],
-) -> None:
-    provider = provider_of("Overlay", "1000:1000")
-    await provider.open()
-    hidden = "/var/tmp/own/checks/check.sh"
-    as_user = "setpriv --reuid 1000 --regid 1000 --clear-groups"
-    try:
-        verdict = await graded(
-            provider,
-            [f"echo 'rm -f {hidden}; touch {hidden}' > run.sh"],
-            setup=[
-                "mkdir -p /var/tmp/own/checks && ln -s /var/tmp/own /var/tmp/link",
-                "mkdir -p /var/tmp/forged/checks && touch /var/tmp/forged/checks/check.sh",
-            ],
-            user="1000:1000",
-            verifier_user="0",
-            commands=[
-                f"{as_user} sh run.sh; true",
-                f"{as_user} rm -f /var/tmp/link && {as_user} cp -r /var/tmp/forged /var/tmp/link; true",
-                "sh /var/tmp/link/checks/check.sh",
-            ],
-            files=[{"path": "/var/tmp/link/checks/check.sh", "content": "test -e solved"}],
-        )
-    finally:
-        await provider.close()
-    assert ([command.exit_code for command in verdict.commands], verdict.forgeable) == ([0, 0, 1], False), verdict
-
-
-RUNS_ALL_TESTS = """\
-echo '<testsuite>' > report.xml
-for test in *_test.sh; do
-  result=$(sh $test || echo '<failure/>')
-  echo "<testcase name='$test'>$result</testcase>" >> report.xml
-done
-echo '</testsuite>' >> report.xml
-"""
-
-
-@pytest.mark.parametrize(("tests", "reward", "forgeable"), [([], 0.75, True), (["hidden_test.sh"], 0, False)])
-async def test_a_verdict_is_forgeable_when_tests_of_the_agent_count(
-    provider_of: Callable[..., LocalProvider], tests: list[str], reward: float, forgeable: bool
-) -> None:
-    provider = provider_of("Overlay", "1000:1000")
-    await provider.open()
-    try:
-        verdict = await graded(
-            provider,
-            ["for number in 1 2 3; do echo true > ${number}_test.sh; done"],
-            setup=[],
-            user="1000:1000",
-            verifier_user="0",
-            kind="junit",
-            report="report.xml",
-            commands=[RUNS_ALL_TESTS],
-            files=[{"path": "hidden_test.sh", "content": "test -e solved"}],
-            tests=tests,
-        )
-    finally:
-        await provider.close()
-    assert (verdict.reward, verdict.forgeable) == (reward, forgeable), verdict
-
-
 def quoted(command: str) -> str:
     return "'" + command.replace("'", "'\\''") + "'"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root, a workspace has a single user")
 @pytest.mark.parametrize(
-    ("setup", "separate_uid"),
+    ("setup", "is_apart"),
     [
-        ("true", 1000),
+        ("true", True),
         # Such an image can hide an account without a password from the check.
-        ("mv $(command -v grep) /root/", 0),
-        ("sed -i 's/^root:[^:]*:/root::/' /etc/passwd", 0),
-        ("echo 'root::19000:0:99999:7:::' > /etc/shadow", 0),
-        ("echo 'permit nopass :wheel' > /etc/doas.conf", 0),
-        ("echo 'permit :wheel' > /etc/doas.conf; echo 'root:*:19000:0:99999:7:::' > /etc/shadow", 1000),
-        (f"{DEFAULT_ACL}\nrm -f $(command -v setfacl)", 0),
-        (f"{DEFAULT_ACL}\ntouch /usr/bin/setfacl; chmod +x /usr/bin/setfacl", 1000),
+        ("mv $(command -v grep) /root/", False),
+        ("sed -i 's/^root:[^:]*:/root::/' /etc/passwd", False),
+        ("echo 'root::19000:0:99999:7:::' > /etc/shadow", False),
+        ("echo 'permit nopass :wheel' > /etc/doas.conf", False),
+        ("echo 'permit :wheel' > /etc/doas.conf; echo 'root:*:19000:0:99999:7:::' > /etc/shadow", True),
+        ("ln -s /var/tmp /logs", False),
     ],
 )
 async def test_code_under_test_that_can_act_as_root_makes_a_verdict_forgeable(
-    provider_of: Callable[..., LocalProvider], setup: str, separate_uid: int
+    provider_of: Callable[..., LocalProvider], setup: str, is_apart: bool
 ) -> None:
     provider = provider_of("Overlay")
     await provider.open()
@@ -423,7 +416,7 @@ async def test_code_under_test_that_can_act_as_root_makes_a_verdict_forgeable(
     assert (await workspace.run(setup, key="0:image", deadline_seconds=30, user="root")).ok
     verifier = {"commands": ["true"], "user": "root", "isolated": True}
     task = Task.model_validate({"name": "t", "prompt": "x", "verifier": verifier})
-    assert await require_startable(task, workspace, key_turn=1) == separate_uid
+    assert await require_startable(task, workspace, key_turn=1) is is_apart
     await provider.close()
 
 

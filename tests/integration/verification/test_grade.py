@@ -167,26 +167,26 @@ async def test_command_that_the_machine_cannot_start_gives_no_verdict(
     with pytest.raises(SandboxFailure, match="Resource temporarily unavailable") as failure:
         await verdict(workspace, commands)
     assert failure.value.evidence is Evidence.UNEXPLAINED, "done again alone; the second time alone is a failed verdict"
-    with pytest.raises(SandboxFailure, match="cannot be made the property of the verifier's user"):
-        await grade(task(**commands), SEPARATE, workspace, key_turn=8, separate_uid=1000)
+    with pytest.raises(SandboxFailure, match="cannot be closed to other users"):
+        await grade(task(**commands, isolated=True), SEPARATE, workspace, key_turn=8, is_apart=True)
     assert (await verdict(workspace, commands, SHARED)).reward == 0, "a policy could mask itself"
 
 
 @pytest.mark.parametrize(
-    ("mode", "sudo", "separate_uid"),
+    ("mode", "sudo", "is_apart"),
     [
-        ("Overlay", "false", 1000),
-        ("Overlay", "echo 0", 0),
-        ("Overlay", "[ $2 = -l ] && echo /usr/bin/tee", 0),
-        ("Overlay", "[ \"$3\" = -U ] && echo '(root) NOPASSWD: /usr/bin/tee'", 0),
-        ("Overlay", "[ \"$3\" = -U ] && echo '(root) /usr/bin/tee'", 1000),
-        ("Plain", "false", 0),
+        ("Overlay", "false", True),
+        ("Overlay", "echo 0", False),
+        ("Overlay", "[ $2 = -l ] && echo /usr/bin/tee", False),
+        ("Overlay", "[ \"$3\" = -U ] && echo '(root) NOPASSWD: /usr/bin/tee'", False),
+        ("Overlay", "[ \"$3\" = -U ] && echo '(root) /usr/bin/tee'", True),
+        ("Plain", "false", False),
     ],
 )
 async def test_user_is_kept_apart_only_without_sudo_and_in_overlay(
-    workspace: Any, monkeypatch: pytest.MonkeyPatch, mode: str, sudo: str, separate_uid: int
+    workspace: Any, monkeypatch: pytest.MonkeyPatch, mode: str, sudo: str, is_apart: bool
 ) -> None:
-    """In Plain, root would take over folders of the machine."""
+    """In Plain, root would close folders of the machine."""
     run = workspace.run
 
     async def run_with_sudo(command: str, *, user: str | None = None, **options: Any) -> Any:
@@ -195,7 +195,8 @@ async def test_user_is_kept_apart_only_without_sudo_and_in_overlay(
 
     monkeypatch.setattr(workspace, "run", run_with_sudo)
     monkeypatch.setattr(workspace, "description", {"mode": mode})
-    assert await require_startable(task(commands=["true"], user="root"), workspace, key_turn=1) == separate_uid
+    isolated = task(commands=["true"], user="root", isolated=True)
+    assert await require_startable(isolated, workspace, key_turn=1) is is_apart
 
 
 async def test_a_junit_report_of_the_agent_is_wiped_first(workspace: Any) -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from agent_runtime.executor.init import carrying, tree_rules, trees
 from agent_runtime.executor.init.identity import Refused
 from agent_runtime.executor.init.tree_rules import OF_TESTS, RUN_FIRST, Rules, kind_of
-from agent_runtime.grading.artifacts import asks_for_files, carry_rules
+from agent_runtime.grading.artifacts import carry_rules
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task
 from tests.support.carrying import carried, carry, packed, piped, rules, unpack, write_all
@@ -895,25 +895,6 @@ def test_path_that_a_task_names_besides_its_folder_is_always_carried(tmp_path: P
     write(grading.agent, {"w/pyproject.toml": "new", "w/conftest.py": "new", "out/x": "new"})
     grading.carry_all(".", "pyproject.toml", "/out")
     assert [grading.text(name) for name in ("w/pyproject.toml", "w/conftest.py", "out/x")] == ["new", "old", "new"]
-
-
-@pytest.mark.parametrize(
-    ("artifacts", "expected"),
-    [
-        ([], False),
-        (["."], False),
-        (["out", "/data"], False),
-        ([".rollout-patch"], False),
-        ([".", "pyproject.toml"], True),
-        ([".", "tests"], True),
-        (["/w/src/conftest.py"], True),
-    ],
-)
-def test_automatically_loaded_artifacts_are_requested_explicitly(artifacts: list[str], expected: bool) -> None:
-    verifier = {"commands": ["run"], "artifacts": artifacts}
-    task = Task.model_validate({"name": "t", "prompt": "p", "verifier": verifier})
-    assert asks_for_files(task, Verifier(), "/w") is expected
-    assert asks_for_files(task, Verifier(artifacts=[".", "conftest.py"]), "/w") is (expected or not artifacts)
 
 
 def test_artifact_behind_a_prepared_link_is_carried_to_the_links_target(tmp_path: Path) -> None:
