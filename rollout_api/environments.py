@@ -14,6 +14,9 @@ ENVIRONMENT_PROMPT = "{feedback}\n{observation}"
 """Default prompt for each turn."""
 
 
+BUILT_IN = ("FrozenLake", "Sokoban")
+
+
 class RunIn(StrEnum):
     """`Runner`: a process beside the engine, with the runner's files and network. `Sandbox`: the rollout's workspace."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from rollout_api.base import ApiModel, Command, Path, Seconds, ShortText, TaskName, distinct, exactly_one
-from rollout_api.environments import ENVIRONMENT_PROMPT, RunIn, TaskEnvironment
+from rollout_api.environments import ENVIRONMENT_PROMPT, EnvironmentId, RunIn, TaskEnvironment
 from rollout_api.files import TASK_FILES, Dockerfile, TaskFile, without_parents
 from rollout_api.sandbox import EnvVar, SandboxOverrides, UserName, VariableName
 from rollout_api.services import MOST_SERVICES, TaskService, Volumes, mountable, services_problem
@@ -407,6 +407,10 @@ class Tasks(ApiModel):
     """
     environments: Annotated[list[EnvironmentGroups], Field(min_length=1, max_length=1024), _DISTINCT_TAGS] | None = None
     """Environments to act in: a list of kinds, each with a number of groups."""
+    runner_environments: Annotated[list[EnvironmentId], Field(max_length=64)] = []
+    """Environments that tasks of `from` and `stream` may run beside the engine (`runIn: Runner`), with its files and
+    network. Built-in ones, and those that the manifest itself uses, need not be listed.
+    """
     branch: Annotated[list[TaskBranch], Field(min_length=1, max_length=4096)] | None = None
     """Rollouts that continue from a turn of recorded rollouts."""
 
@@ -417,6 +421,12 @@ class Tasks(ApiModel):
             fields = {"from": value.get("from_"), **value}
             exactly_one({name: fields.get(name) for name in TASK_SOURCES})
         return value
+
+    @property
+    def own_environments(self) -> set[str]:
+        """Return the ids of environments that the manifest names: data sets, which may be of others, name further ones."""
+        used = [task.environment.id for task in self.inline or () if task.environment is not None]
+        return {*self.runner_environments, *used, *(entry.id for entry in self.environments or ())}
 
     @field_validator("branch")
     @classmethod

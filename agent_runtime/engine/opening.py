@@ -237,7 +237,7 @@ async def open_run(
         if record.resumed:
             # Do this before the checks, which may take minutes, so that `gc` does not delete the run meanwhile.
             await record.begin()
-        environments = EnvironmentPool()
+        environments = EnvironmentPool(job.spec.tasks.own_environments)
         stack.push_async_callback(environments.close)
         await check_tasks(job, tasks, environments, has_own_model=run_environment.model is not None)
         place = _place_of_model(job, run_environment)
@@ -359,7 +359,12 @@ async def _open_provider(
         placed = job.spec.model_copy(update={"output": job.spec.output.model_copy(update={"uri": uri})})
         private = (*run_environment.private, *(path for origin in origins for path in origin.private))
         provider = open_provider(
-            placed, run_folder(record.uid), provider, base_dir=run_environment.base_dir, private=private
+            placed,
+            run_folder(record.uid),
+            provider,
+            base_dir=run_environment.base_dir,
+            private=private,
+            own_images=[image for origin in origins for image in origin.own_images],
         )
     await provider.open()
     return provider

@@ -24,6 +24,9 @@ class EnvironmentFault(StrEnum):
     DIED = "EnvironmentDied"
 
 
+NOT_LISTED = "EnvironmentNotListed"
+"""Reason of an EnvironmentFailure: only a data set names the environment, which would run beside the engine."""
+
 NO_DATA = "NoData"
 """Reason of an EnvironmentFailure: the environment has no episode for its seed."""
 

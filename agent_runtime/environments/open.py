@@ -1,6 +1,7 @@
 """Opens the environment of an attempt, and checks before the first rollout that all environments can be opened."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 
@@ -70,11 +71,10 @@ async def check_environments(tasks: Sequence[Task], agent: Agent, pool: Environm
 
 async def _problem(task: Task, pool: EnvironmentPool) -> TaskProblem | None:
     assert task.environment is not None
-    episode = pool.episode(task.environment, task.timeouts)
     try:
-        await episode.try_step()
+        episode = pool.episode(task.environment, task.timeouts)
+        with contextlib.closing(episode):
+            await episode.try_step()
     except EnvironmentFailure as error:
         return TaskProblem(f"task {task.name}", None, error.message)
-    finally:
-        episode.close()
     return None

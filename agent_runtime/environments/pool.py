@@ -9,11 +9,12 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent_runtime.environments.host import (
+    NOT_LISTED,
     Action,
     Beginning,
     EnvironmentFailure,
@@ -25,7 +26,7 @@ from agent_runtime.environments.host import (
     moves,
 )
 from agent_runtime.tools.base import ToolWorkspace
-from rollout_api.environments import TaskEnvironment
+from rollout_api.environments import BUILT_IN, TaskEnvironment
 from rollout_api.tasks import Timeouts
 
 MOST_PROCESSES = 4
@@ -136,9 +137,13 @@ class _Process:
 
 
 class EnvironmentPool:
-    """The processes of one run, started when the first episodes need them."""
+    """The processes of one run, started when the first episodes need them. `named` are the ids of environments that the
+    job's author names. Their code runs with the runner's files and network, so a data set of others may name built-in ones
+    only.
+    """
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, named: Collection[str] = (), most: int | None = None) -> None:
+        self._named = {*BUILT_IN, *named}
         self._most = most or min(MOST_PROCESSES, os.cpu_count() or 1)
         self._processes: list[_Process] = []
         self._starting = asyncio.Lock()
@@ -147,6 +152,13 @@ class EnvironmentPool:
         self._episodes = 0
 
     def episode(self, environment: TaskEnvironment, timeouts: Timeouts) -> "PoolEpisode":
+        """Return a new episode. Raises EnvironmentFailure for an environment that only a data set names."""
+        if environment.id not in self._named:
+            raise EnvironmentFailure(
+                NOT_LISTED,
+                f"environment {environment.id} would run beside the engine, with its files and network, and the manifest "
+                "does not name it; list it in tasks.runnerEnvironments if you trust it, or set its runIn to Sandbox",
+            )
         self._episodes += 1
         return PoolEpisode(self, self._episodes, environment, timeouts)
 

@@ -99,7 +99,7 @@ class AgentRunner:
                     # A placeholder, because a manifest must name a model.
                     "model": {"function": "agent_runtime.integrations.roll_episodes:no_model"},
                     **spec,
-                    "tasks": {"stream": {}},
+                    "tasks": {"stream": {}, "runnerEnvironments": [self._environment.id]},
                 },
             },
         )

@@ -86,6 +86,8 @@ class JsonClient:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
         self._urls: dict[str, URL] = {}
+        self.own_refusal: Callable[[Answer], Exception | None] = lambda answer: None
+        """Returns the error that a response of this server means, if it means something else there than elsewhere."""
 
     async def call(self, method: str, path: str, body: Mapping[str, Any] | None, options: CallOptions) -> Answer:
         """Make one call with retries.
@@ -270,6 +272,8 @@ class JsonClient:
                 "Redirected",
                 f"{self.base_url} redirects to {answer.headers.get('Location', 'nowhere')}; use that as baseURL",
             )
+        if (own := self.own_refusal(answer)) is not None:
+            raise own
         if answer.status in (401, 403):
             cause = f"the API key from {self._key_origin}" if self._key_origin else "the request: no API key was sent"
             advice = "" if self._key_origin else _NO_KEY_ADVICE

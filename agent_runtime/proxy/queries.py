@@ -1,4 +1,4 @@
-"""Requests of the APIs that sample nothing: models, counts of tokens, and recorded responses."""
+"""Requests that record no turn: models, counts of tokens, recorded responses, and a test of the model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -48,6 +48,8 @@ async def answer_query(session: Session, request: Incoming, api: str) -> Reply |
         case ["GET", "models", *name]:
             is_anthropic = ANTHROPIC_HEADER in request.headers
             return json_reply(200, models_body(session.model_names, "/".join(name), anthropic=is_anthropic))
+        case ["POST", "test"]:
+            return json_reply(200, {"answers": await session.answers()})
         case ["POST", "models", *name] if name and name[-1].endswith(":countTokens"):
             model = "/".join(name).removesuffix(":countTokens")
 

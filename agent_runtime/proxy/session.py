@@ -25,6 +25,7 @@ from agent_runtime.models.base import (
     ModelRequest,
     RequestRefused,
 )
+from agent_runtime.models.probe import is_answered, probe_request
 from agent_runtime.models.token_history import answer_record
 from agent_runtime.proxy.body_queue import BodyQueue
 from agent_runtime.proxy.call import MOST_KEPT, Answers, Call, Identity, Ticket
@@ -62,6 +63,8 @@ _MARKS_SECONDS: Final = 5.0
 
 _MOST_COUNTED: Final = 4
 """Prompts of one session whose tokens are counted at the same time."""
+_MOST_TESTS: Final = 64
+"""Test requests for one session: a few for each of its failed calls, and no way to use the model for other things."""
 _BYTES_A_TOKEN: Final = 4
 """For estimates: the usual ratio for English text and code."""
 
@@ -152,6 +155,7 @@ class Session:
         self._tasks: set[asyncio.Future[None]] = set()
         self._doubtful: dict[int, Call] = {}
         """Answers by turn whose delivery is unknown."""
+        self._tests = 0
         self._counting = asyncio.Semaphore(_MOST_COUNTED)
         self._refused_fields: frozenset[str] = frozenset()
         """Unknown fields that the inference server refused."""
@@ -239,6 +243,19 @@ class Session:
                         return count, False
         size = len(json.dumps([request.messages, request.tools], ensure_ascii=False).encode(errors="replace"))
         return -(-size // _BYTES_A_TOKEN), True
+
+    async def answers(self) -> bool:
+        """Whether the model answers a short test request now. It is no call of the session, and is not recorded. Raises
+        Refused after `_MOST_TESTS`.
+        """
+        self._tests += 1
+        if self._tests > _MOST_TESTS:
+            raise Refused(ErrorKind.RATE_LIMITED, f"the model of a session is tested at most {_MOST_TESTS} times")
+        settings = self.settings
+        seed = _seed(settings, None, self._history.next_turn)
+        return await is_answered(
+            self._model, probe_request(seed=seed, session=settings.id, task=settings.task, member=settings.member)
+        )
 
     def earlier(self, id: str) -> list[Message] | None:
         """Return the conversation whose answer has this id (`chat.Earlier`)."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from agent_runtime.extensions import Registry
@@ -33,11 +33,13 @@ def open_provider(
     *,
     base_dir: Path = Path(),
     private: Sequence[Path] = (),
+    own_images: Collection[str] = (),
 ) -> SandboxProvider:
     """Return the job's provider, or `override`, not opened yet. Raises SandboxFailure if it is unavailable here.
 
     `run_dir` has the records with which the next process finds live sandboxes; paths of images start at `base_dir`.
-    Workspaces on this machine's root cannot see `private`, the job's output and its tasks' source.
+    Workspaces on this machine's root cannot see `private`, the job's output and its tasks' source. `own_images` may be
+    plain folders of this machine, beside those that the job's author names.
     """
     wanted = override or job.sandbox.provider
     run_dir, base_dir = run_dir.absolute(), base_dir.absolute()
@@ -47,7 +49,7 @@ def open_provider(
         output = local_path(job.output.uri, base_dir)
         tasks = SourcePlace(job.tasks.from_, base_dir, {}).local_path if job.tasks.from_ else None
         hidden = [path for path in (output, tasks, *private) if path is not None and path.exists()]
-        images = image_store(job, base_dir)
+        images = image_store(job, base_dir, own_images)
         return LocalProvider(run_dir, job.sandbox, places=places, private=hidden, base_dir=base_dir, images=images)
     if wanted is Provider.CLUSTER:
         raise SandboxFailure(
@@ -60,19 +62,22 @@ def open_provider(
     return provider
 
 
-def image_store(job: RolloutJobSpec, base_dir: Path) -> ImageStore:
+def image_store(job: RolloutJobSpec, base_dir: Path, own_images: Collection[str] = ()) -> ImageStore:
     """Return the store of a job's images. Only the job's author may name a plain folder of this machine as an image."""
-    return ImageStore(base_dir, may_be_folder=partial(_is_of_author, job))
+    return ImageStore(base_dir, may_be_folder=lambda image: image in own_images or is_of_author(job, image))
 
 
-def _is_of_author(job: RolloutJobSpec, image: str) -> bool:
+def is_of_author(job: RolloutJobSpec, image: str) -> bool:
     """Whether the job's author has named an image, and not a data set, which may be of others."""
     tasks = job.tasks
-    if tasks.from_ is None or image == job.sandbox.image:
+    if tasks.inline is not None or image == job.sandbox.image:
         return True
-    bases = tasks.dockerfiles.bases.values() if tasks.dockerfiles else ()
-    beginnings = ((tasks.image_template or "").partition("{")[0], *bases)
-    return ".." not in image and any(beginning and image.startswith(beginning) for beginning in beginnings)
+    bases = tasks.dockerfiles.bases if tasks.dockerfiles else {}
+    # A base for names with a common beginning is itself a beginning.
+    beginnings = tuple(base for name, base in bases.items() if name.endswith(("/", ":")))
+    template = "[^/]+".join(map(re.escape, re.split(r"\{(?:name|digest)\}", tasks.image_template or "")))
+    is_named = image in bases.values() or re.fullmatch(template, image) is not None
+    return ".." not in image and (is_named or image.startswith(beginnings))
 
 
 def local_path(uri: str, base_dir: Path) -> Path | None:

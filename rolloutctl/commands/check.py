@@ -103,7 +103,7 @@ def _amount(tasks: int, size: int) -> str:
 
 
 async def _check_tasks(job: RolloutJob, tasks: Sequence[Task]) -> None:
-    environments = EnvironmentPool()
+    environments = EnvironmentPool(job.spec.tasks.own_environments)
     try:
         await check_tasks(job, tasks, environments)
     finally:

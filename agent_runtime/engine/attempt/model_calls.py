@@ -20,7 +20,6 @@ from agent_runtime.engine.scheduling.model_watch import ModelWatch
 from agent_runtime.engine.scheduling.shard import turn_seed
 from agent_runtime.models.answers import answered
 from agent_runtime.models.base import (
-    RATE_LIMITED,
     CallHealth,
     ContentFiltered,
     ContextExceeded,
@@ -31,15 +30,12 @@ from agent_runtime.models.base import (
     RequestRefused,
     TokenPrefix,
 )
+from agent_runtime.models.probe import PROBE_TOKENS, SelfTesting, is_answered, probe_request
 from agent_runtime.models.token_history import TokenHistory
 from agent_runtime.proxy.chat import PromptModel, SelectiveModel, TokenCounter
 from agent_runtime.proxy.history import History, failed_calls, unanswered_calls
-from rollout_api.model import Sampling
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, StopReason
 
-PROBE_SECONDS = 30.0
-"""A loaded server answers a few tokens within this time. A server that does not is failing other requests too."""
-PROBE_TOKENS = 16  # OpenAI's reasoning models refuse a lower limit
 UPDATED = "OtherPolicy"
 """Reason that only a policy update causes, never a request."""
 
@@ -55,49 +51,15 @@ async def probe(error: ModelError, model: Model | None, assignment: Assignment, 
     if model is None or error.answers_others or error.reason == UPDATED:
         return
     rollout = assignment.rollout
-    request = ModelRequest(
-        messages=[{"role": "user", "content": "Say ok."}],
-        tools=[],
-        sampling=Sampling(max_tokens=PROBE_TOKENS),
-        seed=rollout.seed,
-        session=session,
-        task=rollout.task.name,
-        member=rollout.member,
-        turn=0,
-        max_tokens=PROBE_TOKENS,
-        group=assignment.model_group,
+    request = probe_request(
+        seed=rollout.seed, session=session, task=rollout.task.name, member=rollout.member, group=assignment.model_group
     )
-    error.answers_others = await _is_answered(model, request)
+    error.answers_others = await is_answered(model, request)
     # With token capture, the error already says whether any token arrived.
-    is_unclear = error.reason == "Timeout" and model.token_capture != "Tokens"
+    is_unclear = error.reason == "Timeout" and model.token_capture != "Tokens" and not isinstance(model, SelfTesting)
     if error.answers_others and is_unclear and error.request is not None:
         short = replace(error.request, max_tokens=PROBE_TOKENS, on_text=None, on_reasoning=None, health=CallHealth())
-        error.after_tokens = await _is_answered(model, short)
-
-
-async def _is_answered(model: Model, request: ModelRequest) -> bool:
-    """Whether the request is answered in time. Time on hold does not count, unless no server is available. If a server
-    limits the rate, the model waits, within its own deadline, until the time that the server gives.
-    """
-    now, health, left, is_held = asyncio.get_running_loop().time, request.health, PROBE_SECONDS, False
-    try:
-        async with asyncio.timeout(PROBE_SECONDS) as limit:
-
-            def changed(held: bool) -> None:
-                nonlocal left, is_held
-                if limit.expired():
-                    return
-                if (end := limit.when()) is not None:
-                    left = end - now()
-                is_held = held
-                waits = held if health.failing is None else health.failing.startswith(RATE_LIMITED)
-                limit.reschedule(None if waits else now() + left)
-
-            health.on_hold, health.on_failing = changed, lambda why: changed(is_held)
-            await answered(model.complete(request))
-    except (TimeoutError, ModelError, ContextExceeded, ContentFiltered):
-        return False
-    return True
+        error.after_tokens = await is_answered(model, short)
 
 
 async def trouble_of(

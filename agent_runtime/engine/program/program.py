@@ -300,6 +300,10 @@ class Program:
                     watch.result()
             if self._forced_end.done():
                 self._forced_end.result()
+            if session.over is not None and program.exception() is not None:
+                # A program that loses its model because of a limit may fail in any way.
+                await self._over_budget(session.over)
+                self._forced_end.result()
             result, failures = program.result(), self._model.failures
             given_up = self._gave_up(result, failures)
             return Ended(

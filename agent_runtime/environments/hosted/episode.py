@@ -9,10 +9,12 @@ from typing import Any
 
 from agent_runtime.environments.hosted.game import Game, GameError, Move
 
+BUILT_IN = ("FrozenLake", "Sokoban")
+
 
 def make_game(name: str, config: dict[str, Any]) -> Game:
     """Create the environment with that id. Raises GameError."""
-    if name not in ("FrozenLake", "Sokoban"):
+    if name not in BUILT_IN:
         from agent_runtime.environments.hosted.gymnasium_game import make_gymnasium_game
 
         return make_gymnasium_game(name, config)

@@ -27,8 +27,12 @@ from agent_runtime.engine.session import RolloutSession
 from agent_runtime.integrations.harbor_server.archive import BadArchive, unpack
 from agent_runtime.integrations.harbor_server.plan import PlannedRun, RunRefused, SessionUrl, plan_run, result_of
 from agent_runtime.integrations.harbor_server.schemas import RunRequest, RunResult, RunStatus
-from agent_runtime.models.base import ModelRequest
+from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, ModelRequest
+from agent_runtime.models.http_client import Answer, CallOptions
+from agent_runtime.models.probe import PROBE_SECONDS
 from agent_runtime.models.providers.openai_endpoint import OpenAIEndpoint
+from agent_runtime.models.refusals import error_text
+from agent_runtime.proxy.chat import ErrorKind
 from agent_runtime.recording.branches import has_own_answer
 from agent_runtime.recording.job_record import output_uri
 from agent_runtime.recording.store import StorageUnavailable
@@ -60,8 +64,18 @@ class SessionModel(OpenAIEndpoint):
         origin = "environment_overrides.OPENAI_API_KEY"
         super().__init__(url.base_url, url.name, headers=headers, key_origin=origin, call_seconds=CALL_SECONDS)
 
+        self._client.own_refusal = _refusal_of_session
+
     async def check(self) -> None:
         """Do nothing."""
+
+    async def answers(self) -> bool:
+        """See SelfTesting. Only our own proxy has this route."""
+        try:
+            found = await self._client.call("POST", "/test", {}, CallOptions(2 * PROBE_SECONDS, tries=1))
+        except (ModelError, ContextExceeded, ContentFiltered):
+            return False
+        return found.status == 200 and isinstance(found.payload, dict) and found.payload.get("answers") is True
 
     def headers(self, request: ModelRequest, body: Mapping[str, Any]) -> dict[str, str]:
         """Return the headers of a call. With the key, a call that a restarted server repeats gets the answer of the first
@@ -72,6 +86,16 @@ class SessionModel(OpenAIEndpoint):
             return headers
         call = json.dumps([self._run_id, request.call_id, body], sort_keys=True)
         return {**headers, "Idempotency-Key": hashlib.sha256(call.encode()).hexdigest()}
+
+
+def _refusal_of_session(answer: Answer) -> Exception | None:
+    """Return what a refusal by the client's session means. Its budget is the policy's limit, like the context's."""
+    codes, _ = error_text(answer.payload)
+    if ErrorKind.OVER_BUDGET.code in codes:
+        return ContextExceeded(f"the client's session takes no more calls: {answer.error}")
+    if ErrorKind.SESSION_ENDED.code in codes:
+        return ModelConfigError("SessionEnded", f"the client has ended its session: {answer.error}")
+    return None
 
 
 class Conflict(Exception):

@@ -20,6 +20,7 @@ from rollout_api.environments import TaskEnvironment
 from rollout_api.records import Observation, ObservationsRecord, Record
 from rollout_api.tasks import Task, Timeouts
 
+OWN = ["tests.support.games:Game"]
 NO_WORKSPACE = cast(ToolWorkspace, None)
 SHORT = Timeouts(command_seconds=1)
 """Time limits with a short step. The limit of a start is the default, because a new process may take more than a
@@ -30,7 +31,7 @@ second.
 @pytest.fixture
 async def pool() -> AsyncIterator[EnvironmentPool]:
     """One process, so that all episodes are neighbours."""
-    made = EnvironmentPool(1)
+    made = EnvironmentPool(OWN, 1)
     yield made
     await made.close()
 
@@ -109,7 +110,7 @@ async def test_rollout_cancelled_in_a_step_does_not_mix_up_the_answers_of_others
 
 
 async def test_episodes_are_spread_over_the_allowed_number_of_processes() -> None:
-    pool = EnvironmentPool(2)
+    pool = EnvironmentPool(OWN, 2)
     try:
         episodes = [game(pool, Timeouts(), drift=True) for _ in range(4)]
         await asyncio.gather(*(episode.start([]) for episode in episodes))

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from agent_runtime.engine.attempt import model_calls
 from agent_runtime.engine.attempt.agent_clock import AgentClock, agent_seconds_of
 from agent_runtime.engine.attempt.model_calls import AttemptModel
 from agent_runtime.engine.scheduling.drain import Drain
+from agent_runtime.models import probe
 from agent_runtime.models.base import (
     RATE_LIMITED,
     CallHealth,
@@ -79,7 +79,7 @@ class Bench:
 
 
 async def test_probe_waits_for_a_server_that_limits_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 0.02)
 
     async def limited(request: ModelRequest) -> ModelReply:
         request.health.note(f"{RATE_LIMITED}: status 429")
@@ -89,7 +89,7 @@ async def test_probe_waits_for_a_server_that_limits_the_rate(monkeypatch: pytest
 
     told = Told()
     told.answer = limited
-    assert await model_calls._is_answered(told, replace(REQUEST, health=CallHealth()))
+    assert await probe.is_answered(told, replace(REQUEST, health=CallHealth()))
 
 
 async def test_calls_of_a_rollout_have_the_routing_key_of_their_group() -> None:

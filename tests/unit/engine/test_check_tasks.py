@@ -1,14 +1,17 @@
 """What is refused before the first rollout."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_runtime.engine.opening import check_tasks
+from agent_runtime.environments.host import EnvironmentFailure
 from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.tasks import TaskSourceError
+from rollout_api.environments import TaskEnvironment
 from rollout_api.rollout_job import RolloutJob
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, Tasks, Timeouts
 
 
 async def refused(sandbox_of_job: dict[str, Any] | None = None, **fields: Any) -> str:
@@ -25,7 +28,7 @@ async def refused(sandbox_of_job: dict[str, Any] | None = None, **fields: Any) -
         {"apiVersion": "rollout.dev/v1alpha1", "kind": "RolloutJob", "metadata": {"name": "j"}, "spec": spec}
     )
     try:
-        await check_tasks(job, [task], EnvironmentPool())
+        await check_tasks(job, [task], EnvironmentPool(job.spec.tasks.own_environments))
     except TaskSourceError as error:
         return str(error)
     return ""
@@ -61,3 +64,22 @@ async def test_dockerfiles_that_cannot_be_built_are_refused() -> None:
     )
     assert "task t: dockerfile, line 2: unknown instruction 'BOO'" in told
     assert "dockerfile, line 1: RUN comes before the first FROM" in told
+
+
+async def test_a_data_set_names_no_code_that_runs_beside_the_engine(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    row = {"id": "subprocess:Popen", "config": {"args": ["touch", str(mark)]}}
+    assert "list it in tasks.runnerEnvironments" in await refused(environment=row)
+    assert await refused(environment={**row, "runIn": "Sandbox"}) == ""
+    assert await refused(environment={"id": "FrozenLake"}) == ""
+    pool = EnvironmentPool(["tests.support.games:Game"])
+    with pytest.raises(EnvironmentFailure, match="list it in tasks"):
+        pool.episode(TaskEnvironment.model_validate(row), Timeouts())
+    assert not mark.exists()
+
+
+def test_environments_of_the_manifest_itself_need_not_be_listed() -> None:
+    inline = [{"name": "t", "prompt": "p", "environment": {"id": "a:A"}}, {"name": "u", "prompt": "p"}]
+    assert Tasks.model_validate({"inline": inline}).own_environments == {"a:A"}
+    assert Tasks.model_validate({"environments": [{"id": "b:B"}]}).own_environments == {"b:B"}
+    assert Tasks.model_validate({"stream": {}, "runnerEnvironments": ["c:C"]}).own_environments == {"c:C"}

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_runtime.environments.hosted import episode as hosted
 from agent_runtime.environments.hosted.episode import Episode
 from agent_runtime.environments.hosted.game import GameError
 from agent_runtime.environments.hosted.sandboxed import Kept
 from agent_runtime.environments.hosted.worker import answer
+from rollout_api.environments import BUILT_IN
 
 ACTIONS = st.lists(st.sampled_from(["Left", "Down", "Right", "Up", "nowhere", None]), max_size=12)
 
@@ -140,3 +142,7 @@ def test_worker_continues_when_an_environment_raises() -> None:
     broken = answer(episodes, 1, {"actions": ["boom"]})
     assert broken == {"error": "the environment raised RuntimeError: it broke"}
     assert "moves" in answer(episodes, 2, {"start": described(), "actions": ["Left"]})
+
+
+def test_environments_that_data_sets_may_name_import_nothing_that_they_name() -> None:
+    assert hosted.BUILT_IN == BUILT_IN

@@ -19,6 +19,7 @@ def test_open_provider_does_not_create_the_output_folder(tmp_path: Path) -> None
 
 
 BASES = {"dockerfiles": {"bases": {"debian:12": "./roots/debian", "x/": "./roots/"}}}
+ONE_BASE = {"dockerfiles": {"bases": {"debian:12": "./roots/debian"}}}
 TEMPLATE = {"imageTemplate": "./roots/{name}"}
 FROM = {"from": {"uri": "rows.jsonl"}}
 
@@ -31,6 +32,9 @@ FROM = {"from": {"uri": "rows.jsonl"}}
         ("./roots/../home", FROM | TEMPLATE, False),
         ("./home", FROM | BASES, False),
         ("./home", FROM | {"imageTemplate": "{name}:1"}, False),
+        ("./roots/debian-keys", FROM | ONE_BASE, False),
+        ("./roots/t", FROM | {"imageTemplate": "./roots/{name}.tar"}, False),
+        ("./home", {"stream": {}}, False),
         ("./roots/t", FROM | TEMPLATE, True),
         ("./roots/debian", FROM | BASES, True),
         ("./home", {"inline": [{"name": "t", "prompt": "p", "sandbox": {"image": "./home"}}]}, True),
@@ -39,7 +43,7 @@ FROM = {"from": {"uri": "rows.jsonl"}}
 def test_only_the_author_of_a_job_names_a_folder_of_this_machine_as_an_image(
     tmp_path: Path, image: str, tasks: dict[str, Any], is_allowed: bool
 ) -> None:
-    for folder in ("home", "roots/t", "roots/debian"):
+    for folder in ("home", "roots/t", "roots/debian", "roots/debian-keys"):
         (tmp_path / folder).mkdir(parents=True)
     image = image.format(folder=tmp_path)
     job: dict[str, Any] = {"agent": {"type": "Nop"}, "output": {"uri": "./out"}, "tasks": tasks}
@@ -49,6 +53,6 @@ def test_only_the_author_of_a_job_names_a_folder_of_this_machine_as_an_image(
     except ImageError as error:
         refused = str(error)
     assert (refused is None) is is_allowed
-    assert is_allowed or "which a task of tasks.from may not name" in str(refused)
+    assert is_allowed or "which a task of a data set or stream may not name" in str(refused)
     of_job = {**job, "sandbox": {"image": image}}
     assert image_store(RolloutJobSpec.model_validate(of_job), tmp_path).unpack(image).layers

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.engine.attempt import model_calls
+from agent_runtime.models import probe
 from agent_runtime.models.base import CallHealth, ModelConfigError, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.pool import gate
 from agent_runtime.models.pool import model as model_module
@@ -497,22 +497,22 @@ async def test_call_reports_a_failure_while_no_server_is_available(fleet: FakeFl
 async def test_probe_waits_for_a_policy_update_but_not_for_a_server(
     fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 0.3)
     model = await fleet.open("server-0", current=1, target=1)
     await fleet.tell("server-0", update=1, gate=Gate.SHUT)
-    asked = asyncio.create_task(model_calls._is_answered(model, request()))
+    asked = asyncio.create_task(probe.is_answered(model, request()))
     await asyncio.sleep(1.0)
     await fleet.tell("server-0", gate=Gate.OPEN)
     assert await asked
     await fleet.tell()
-    asked = asyncio.create_task(model_calls._is_answered(model, request()))
+    asked = asyncio.create_task(probe.is_answered(model, request()))
     await asyncio.sleep(1.0)
     await fleet.tell("server-0")
     assert not await asked
 
 
 async def test_probe_ends_although_the_model_holds_it_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 0.3)
 
     class Aborting(FakeEngine):
         async def complete(self, request: ModelRequest, **_: object) -> ModelReply:
@@ -522,5 +522,5 @@ async def test_probe_ends_although_the_model_holds_it_repeatedly(monkeypatch: py
                 await asyncio.sleep(0.01)
                 request.health.on_hold(False)
 
-    asked = model_calls._is_answered(Aborting("http://server-0"), request())
+    asked = probe.is_answered(Aborting("http://server-0"), request())
     assert not await asyncio.wait_for(asked, 5)

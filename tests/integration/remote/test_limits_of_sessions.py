@@ -1,0 +1,140 @@
+"""What a trial's server does when the session of its client refuses or fails, and what the client makes of it."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from agent_runtime.integrations.harbor_server.plan import SessionUrl
+from agent_runtime.integrations.harbor_server.runs import SessionModel
+from agent_runtime.integrations.verl.model import LLMClientModel
+from agent_runtime.models.base import (
+    ContextExceeded,
+    ModelConfigError,
+    ModelReply,
+    ModelRequest,
+    RequestRefused,
+    TokenPrefix,
+)
+from agent_runtime.models.probe import PROBE_TOKENS, probe_request
+from rollout_api.records import Message
+from tests.integration.remote import test_verl_trials as trials
+from tests.integration.remote.test_verl_trials import Letters, Output, Policy, play
+from tests.support.harbor_server import asking, harbor_server, job
+from tests.support.harbor_tasks import hello_world
+
+AGENT = {"type": "ToolCalling", "tools": ["bash"], "maxTurns": 8}
+
+
+class Calling(Letters):
+    """Each answer calls a tool."""
+
+    async def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prefix: TokenPrefix | None
+    ) -> list[int]:
+        texts = [str(message.get("content") or "") for message in messages]
+        return await super().prompt([{"content": text} for text in texts], tools, prefix)
+
+    async def read(
+        self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], stops: Sequence[str]
+    ) -> tuple[str, list[dict[str, Any]]]:
+        if not tools:
+            return "".join(map(chr, ids)), []
+        call = {"name": "bash", "arguments": json.dumps({"command": "echo cho''ke"})}
+        return "go on", [{"id": f"c{len(ids)}", "type": "function", "function": call}]
+
+
+class Caller(Policy):
+    """Answers at once, and never again after `answers` answers. `asked`: the most tokens of each request."""
+
+    def __init__(self, answers: int = 1000) -> None:
+        super().__init__()
+        self._left, self.asked = answers, list[int]()
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Output:
+        self.asked.append(sampling_params["max_tokens"])
+        self._left -= 1
+        if self._left < 0 and sampling_params["max_tokens"] > PROBE_TOKENS:
+            await asyncio.sleep(60)
+        return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
+
+    def model(self) -> LLMClientModel:
+        return LLMClientModel(self.generate, Calling(), context=4096)
+
+
+class Choking(LLMClientModel):
+    """Refuses what the tool printed."""
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        if any("choke" in str(message.get("content")) for message in request.messages if message["role"] == "tool"):
+            raise RequestRefused("BadRequest", "the template cannot render it")
+        return await super().complete(request)
+
+
+class Choker(Caller):
+    def model(self) -> LLMClientModel:
+        return Choking(self.generate, Calling(), context=4096)
+
+
+@pytest.mark.parametrize("limits", [{"maxTurns": 2}, {"tokenBudget": 250}])
+@pytest.mark.parametrize("agent", [AGENT, asking(6)], ids=["in the engine", "a program"])
+async def test_a_policy_beyond_its_limits_is_graded_and_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: dict[str, Any], limits: dict[str, int]
+) -> None:
+    config = trials.config
+
+    def limited(folder: Path, **remote: Any) -> dict[str, Any]:
+        found = config(folder, **remote)
+        found["actor_rollout_ref"]["rollout"]["custom"] = {"agent_rollouts": {"agent": limits}}
+        return found
+
+    monkeypatch.setattr(trials, "config", limited)
+    hello_world(tmp_path / "tasks" / "hello")
+    served = job("solo", agent, attempts={"limit": 1})
+    async with harbor_server(tmp_path / "server", served) as (url, _):
+        (member,) = await play(tmp_path, Caller(), agent_name="solo", harbor_server_url=url)
+    assert (member.result.outcome, member.result.reward) == ("Completed", 0.0), member.result.message
+    assert not member.result.failed_attempts
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds"), [(Choker(), 60), (Caller(answers=1), 4)], ids=["refused", "out of time"]
+)
+async def test_a_test_of_the_model_is_no_turn_of_the_policy(tmp_path: Path, policy: Caller, seconds: int) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    async with harbor_server(tmp_path / "server", job("solo", AGENT)) as (url, _):
+        (member,) = await play(
+            tmp_path, policy, agent_name="solo", harbor_server_url=url, max_retries=1, harbor_timeout=seconds
+        )
+    assert PROBE_TOKENS in policy.asked
+    assert (member.result.outcome, member.result.turns) == ("Completed", 1), member.result
+    assert not any("Say ok." in "".join(map(chr, sample.prompt_ids)) for sample in member.samples)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "raised"),
+    [(403, "budget_exceeded", ContextExceeded), (409, "session_ended", ModelConfigError), (403, "x", ModelConfigError)],
+)
+async def test_a_refusal_of_a_session_is_not_repeated(status: int, code: str, raised: type[Exception]) -> None:
+    asked = list[str]()
+
+    async def refuse(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.json_response({"error": {"message": "no", "code": code}}, status=status)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", refuse)
+    async with TestServer(app) as server:
+        model = SessionModel(SessionUrl(str(server.make_url("/v1")), "m", "key"))
+        request = probe_request(seed=0, session="s", task="t", member=0)
+        with pytest.raises(raised, match="no"):
+            await asyncio.wait_for(model.complete(request), 10)
+        assert not await model.answers(), "another proxy than ours has no route for tests"
+        await model.close()
+    assert asked[-1] == "/v1/test"
+    assert len(asked) <= 3, "an exceeded limit is tried once more with a shorter answer"
