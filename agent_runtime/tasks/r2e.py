@@ -89,8 +89,10 @@ def _tests(checked: Checked, expected: str) -> list[str]:
     if not isinstance(found, dict) or not all(isinstance(status, str) for status in found.values()):
         checked.wrong(field, "is not a JSON object of test names and PASSED or FAILED")
         return []
-    names = (_COLOR.sub("", name).partition(" - ")[0] for name, status in found.items() if status == "PASSED")
-    tests = list(dict.fromkeys(name for name in names if name))
+    plain = {_COLOR.sub("", name): status for name, status in found.items()}
+    # Of names that become equal, R2E-Gym takes the status of the last one in order.
+    results = {name.partition(" - ")[0]: plain[name] for name in sorted(plain)}
+    tests = [name for name, status in results.items() if name and status == "PASSED"]
     if not tests:
         checked.wrong(field, "has no test that is PASSED: doing nothing would pass")
     return tests

@@ -71,7 +71,7 @@ def usual(instance: Instance) -> CommonInstance | None:
         found = CommonInstance.model_validate(instance)
     except ValidationError:
         return None
-    return found if found.is_short else None
+    return found if found.is_short and _reportable(found.FAIL_TO_PASS) else None
 
 
 REQUIRED: Final = (
@@ -136,15 +136,17 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
     if base and not _COMMIT.fullmatch(base):
         checked.wrong("base_commit", f"{base!r} is not a commit id; expected 40 hexadecimal digits")
     patch, test_patch = checked.patch("patch"), checked.patch("test_patch")
-    to_pass, to_keep = checked.names("FAIL_TO_PASS"), checked.names("PASS_TO_PASS")
+    to_pass, to_keep = _reportable(checked.names("FAIL_TO_PASS")), _reportable(checked.names("PASS_TO_PASS"))
     if not to_pass and "FAIL_TO_PASS" not in checked.messages:
-        checked.wrong("FAIL_TO_PASS", "is empty: doing nothing would pass; expected the tests that the fix makes pass")
+        checked.wrong(
+            "FAIL_TO_PASS", "names no test: doing nothing would pass; expected the tests that the fix makes pass"
+        )
     repo, issue = checked.text("repo"), checked.text("problem_statement")
     if not test_patch:
         checked.wrong("test_patch", "is missing or empty: it must contain the hidden tests")
     command, version, folder = (checked.optional(field) for field in ("test_cmd", "version", "working_dir"))
     checked.refuse()
-    tests = _reportable([*to_pass, *to_keep])
+    tests = [*to_pass, *to_keep]
     files, patched = files_of(tests), repository.patched_paths(test_patch)
     verifier = runner_of(repo, command, files, patched, version)
     hidden = repository.hidden_files(base, test_patch, {*files, *patched}, repository.patched_paths(patch))
@@ -167,7 +169,7 @@ def _reportable(tests: Sequence[str]) -> list[str]:
     """Return the tests without those that are no test, because no run can report them: SWE-bench's harness also reads
     pytest's lines of progress, `PASSED [100%]`, and some instances list that.
     """
-    return [name for name in tests if not _PROGRESS.fullmatch(name)] or list(tests)
+    return [name for name in tests if not _PROGRESS.fullmatch(name)]
 
 
 def runner_of(repo: str, command: str, files: Sequence[str], patched: Sequence[str], version: str) -> dict[str, Any]:

@@ -112,11 +112,17 @@ def run_summary(arguments: "list[str]") -> None:
         printed = output.read()
     sys.stdout.buffer.write(printed)
     text = re.sub("\x1b\\[[0-9;]*m", "", printed.decode("utf-8", "replace"))
+    found = {}
     # Tests may print such a header too; what they print precedes the summary.
     for line in text.rpartition("short test summary info")[2].split("\n"):
         status, _, test = line.strip().partition(" ")
         if status in ("PASSED", "FAILED", "ERROR") and "::" in test:
-            report([".".join(test.split("::")[1:]).partition(" - ")[0]], status == "PASSED")
+            name, passed = ".".join(test.split("::")[1:]), status == "PASSED"
+            found[name if passed else name.partition(" - ")[0]] = passed
+    # Of names that become equal, R2E-Gym takes the result of the last one in order.
+    results = {name.partition(" - ")[0]: found[name] for name in sorted(found)}
+    for name, passed in results.items():
+        report([name], passed)
     sys.exit(ended)
 
 

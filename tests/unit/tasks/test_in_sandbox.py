@@ -30,6 +30,8 @@ PASSED r2e_tests/test_1.py::TestA::test_c[::1]
 PASSED r2e_tests/test_1.py::test_d
 FAILED r2e_tests/test_2.py::test_d - RuntimeError: PASSED
 FAILED r2e_tests/test_2.py::test_e - RuntimeError: PASSED x::y
+FAILED r2e_tests/test_2.py::test_p[2 - x] - RuntimeError
+PASSED r2e_tests/test_2.py::test_p[2 - 1]
 ERROR r2e_tests/test_3.py
 XFAIL r2e_tests/test_3.py::test_f
 """
@@ -46,6 +48,6 @@ def test_summary_of_a_script_is_reported_as_r2e_gym_reads_it(tmp_path: Path) -> 
         assert process.stdout is not None
         assert process.stdout.read() == SUMMARY
     reported = parse_report((tmp_path / "report.xml").read_bytes())
-    named = ["TestA.test_b[a b", "TestA.test_c[.1]", "test_d", "test_e", "test_f", "printed_by_a_test", "y"]
+    named = ["TestA.test_b[a b", "TestA.test_c[.1]", "test_p[2", "test_d", "test_e", "test_f", "printed_by_a_test", "y"]
     verdicts = judge_named(reported, named)
-    assert [verdict.name for verdict in verdicts if verdict.passed] == named[:2]
+    assert [verdict.name for verdict in verdicts if verdict.passed] == named[:3]

@@ -34,6 +34,13 @@ def test_tests_that_pass_with_the_fix_grade_and_are_not_visible_before() -> None
     assert task.sandbox.image == "example/orange3:2d9617"
 
 
+def test_of_names_that_become_equal_the_last_one_counts() -> None:
+    expected = '{"test_e[2 - 1]": "PASSED", "test_e[2": "FAILED", "test_f[a - b]": "PASSED", "test_f[a - c]": "FAILED"}'
+    verifier = task_of({**INSTANCE, "expected_output_json": expected[:-1] + ', "test_g": "PASSED"}'}).verifier
+    assert verifier is not None
+    assert verifier.tests == ["test_e[2", "test_g"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agent_runtime.tasks import LoadedTasks, TaskSourceError, load_tasks
 from agent_runtime.tasks.repository import patched_paths, solution
-from agent_runtime.tasks.swe_bench import files_of, runner_of, task_of
+from agent_runtime.tasks.swe_bench import files_of, name_if_valid, runner_of, task_of
 from agent_runtime.tasks.table import RowError
 from rollout_api.tasks import Tasks
 
@@ -55,6 +55,10 @@ def test_progress_of_pytest_in_the_list_of_tests_is_no_test() -> None:
     verifier = task_of({**INSTANCE, "repo": "pytest-dev/pytest", "PASS_TO_PASS": kept}).verifier
     assert verifier is not None
     assert verifier.tests == ["tests/test_m.py::test_a", "tests/test_m.py::test_b[100%]"]
+    only_progress = {**INSTANCE, "FAIL_TO_PASS": '["[100%]", "[ 5%]"]', "PASS_TO_PASS": '["tests/test_m.py::test_a"]'}
+    assert name_if_valid(only_progress) is None
+    with pytest.raises(RowError, match="FAIL_TO_PASS: names no test"):
+        task_of(only_progress)
 
 
 def test_the_image_is_that_of_the_instance(tmp_path: Path) -> None:
@@ -84,7 +88,7 @@ def test_parquet_with_real_lists_is_the_same_task_as_json_in_text(tmp_path: Path
         ({"problem_statement": 5}, "problem_statement: is 5, expected text"),
         ({"test_patch": ""}, "test_patch: is missing or empty: it must contain the hidden tests"),
         ({"patch": "see #5"}, "patch: is not a git patch: expected lines that begin with 'diff --git'"),
-        ({"FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS: is empty: doing nothing would pass; expected the tests that"),
+        ({"FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS: names no test: doing nothing would pass; expected the tests"),
         ({"FAIL_TO_PASS": "['a']"}, "FAIL_TO_PASS: is text that is not JSON: expected value at line 1 column 2"),
         ({"FAIL_TO_PASS": '{"a": 1}'}, 'FAIL_TO_PASS: is {"a": 1}; expected a list of test names'),
         ({"PASS_TO_PASS": [1]}, "PASS_TO_PASS: is [1]; expected a list of test names"),
