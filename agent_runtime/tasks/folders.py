@@ -14,6 +14,7 @@ from typing import Any
 import obstore
 from pydantic import ValidationError
 
+from agent_runtime.extensions import described
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError, left_out
 from agent_runtime.tasks.table import ordered, row_filter
@@ -308,13 +309,11 @@ def _stored(place: SourcePlace, marker: str) -> list[Folder]:
     for root in roots:
         keys = {key.removeprefix(f"{root}/" if root else ""): key for key in sizes if not root or _is_below(key, root)}
         where = f"{base}/{root}" if root else base
-        for path, key in keys.items():
-            if sizes[key] > FILE_BYTES:
-                raise TaskSourceError([TaskProblem(f"{where}/{path}", None, _too_large(sizes[key]))])
-        files = {path: _getter(store, keys[path]) for path in sorted(keys)}
+        unusable = {path: _too_large(sizes[key]) for path, key in keys.items() if sizes[key] > FILE_BYTES}
+        files = {path: _getter(store, keys[path]) for path in sorted(keys) if path not in unusable}
         executable = _relative_to(listed, root)
         modes = {path: 0o755 if path in executable else 0o644 for path in files} if is_listed else {}
-        folders.append(Folder(posixpath.basename(where), where, files, executable, modes))
+        folders.append(Folder(posixpath.basename(where), where, files, executable, modes, unusable=unusable))
     return folders
 
 
@@ -340,6 +339,10 @@ def _columns(form: FolderFormat, folder: Folder, notes: Notes) -> Mapping[str, A
     return {"name": folder.name} if form.marker in folder.unusable else form.columns(folder, notes)
 
 
+_ODD = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+"""What reading a value of an unexpected type raises, also in the libraries that parse TOML and YAML."""
+
+
 def _checked(form: FolderFormat, folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
     if place.local_path is None:
         prefetch(folder)
@@ -359,6 +362,10 @@ def _checked(form: FolderFormat, folder: Folder, notes: Notes, place: SourcePlac
             notes.refuse(form.marker, f"does not define a valid task: {field_path}: {problem['msg']}")
     except UnicodeDecodeError as error:
         notes.refuse(form.marker, f"a text of the task is not UTF-8: {error.reason}")
+    except TaskSourceError as error:
+        notes.problems.extend(error.problems)
+    except _ODD as error:
+        notes.refuse(form.marker, f"has a value that its format does not have: {described(error)}")
     return None
 
 

@@ -70,7 +70,7 @@ class SandboxMemory:
         of_group, shared = self._group.used()
         used = max(known, of_group)
         growth, self._used = max(0, used - self._used), used
-        only = only_group(observed, shared=self._is_shared)
+        only = _only_group(observed, shared=self._is_shared)
         own = 0 if only is None else min(used - known, shared)
         shares = {} if own else _shares_of_unknown(every, uncertain, used - known)
         units = [
@@ -181,7 +181,7 @@ def _memory(group: Iterable[Workspace]) -> int:
     return sum(member.last.memory_bytes for member in group)
 
 
-def only_group(observed: Iterable[Workspace], *, shared: bool) -> list[Workspace] | None:
+def _only_group(observed: Iterable[Workspace], *, shared: bool) -> list[Workspace] | None:
     """Return the only workspace, with those that joined it; None if others have or had memory too. Being left alone in a
     `shared` sandbox is no proof: the others may just have been ended.
     """

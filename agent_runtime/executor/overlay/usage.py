@@ -9,7 +9,6 @@ import dataclasses
 import math
 import os
 import stat
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
@@ -243,51 +242,30 @@ class KernelKills:
     it, or on the machine. `listed` is the content of /proc/self/cgroup.
     """
 
-    # A group may reach its limit a little before the kernel ends a process.
-    _HIT_SECONDS = 1.0
-
     def __init__(self, folder: str = "/sys/fs/cgroup", listed: str | None = None) -> None:
         lines = [line.split(":", 2) for line in (_own_groups() if listed is None else listed).splitlines()]
         own = {kinds: path for _, kinds, path in (line for line in lines if len(line) == 3)}
         unified, first = own.get("", ""), own.get("memory", "")
-        self._events = self._hits = ""
+        self._events = ""
         # In a container its own group may be mounted in the place of the first one.
-        for events, hits in (
-            *((f"{folder}{path}/memory.events", f"{folder}{path}/memory.events.local") for path in (unified, "")),
-            *((f"{folder}/memory{p}/memory.oom_control", f"{folder}/memory{p}/memory.failcnt") for p in (first, "")),
+        for events in (
+            *(f"{folder}{path}/memory.events" for path in (unified, "")),
+            *(f"{folder}/memory{path}/memory.oom_control" for path in (first, "")),
         ):
             with contextlib.suppress(OSError, ValueError):
                 if "oom_kill" in _numbers(events):
-                    self._events, self._hits = events, hits
+                    self._events = events
                     break
-        self._count, self._times_hit, self._hit_at = self._kills(), self._limit_hits(), -math.inf
+        self._count = self._kills()
 
     def look(self) -> bool:
         """Return whether the kernel has ended a process since the last call."""
-        if (hits := self._limit_hits()) > self._times_hit:
-            self._times_hit, self._hit_at = hits, time.monotonic()
         before, self._count = self._count, self._kills()
         return self._count > before
-
-    @property
-    def own_limit_was_hit(self) -> bool:
-        """Whether the group's own limit was reached just before the last call of `look`. False does not prove the opposite:
-        a pod's limit is reached before that of its only container.
-        """
-        return time.monotonic() - self._hit_at < self._HIT_SECONDS
 
     def _kills(self) -> int:
         try:
             return _numbers(self._events).get("oom_kill", 0)
-        except (OSError, ValueError):
-            return 0
-
-    def _limit_hits(self) -> int:
-        try:
-            if self._hits.endswith("failcnt"):
-                with open(self._hits, encoding="ascii") as file:
-                    return int(file.read())
-            return _numbers(self._hits).get("oom", 0)
         except (OSError, ValueError):
             return 0
 

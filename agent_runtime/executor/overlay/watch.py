@@ -15,7 +15,7 @@ from agent_runtime.executor.host import WorkspaceFailure
 from agent_runtime.executor.init.processes import Process, all_processes, descendants, live_threads, runnable_threads
 from agent_runtime.executor.init.trees import remove_entry
 from agent_runtime.executor.overlay.memory import last_mark
-from agent_runtime.executor.overlay.sandbox_memory import MeasuredUse, SandboxMemory, grouped, only_group, tools_of
+from agent_runtime.executor.overlay.sandbox_memory import MeasuredUse, SandboxMemory, grouped, tools_of
 from agent_runtime.executor.overlay.usage import (
     MAX_NICE,
     KernelKills,
@@ -58,6 +58,7 @@ _NEAR_REST_FACTOR = 3
 # Counting time depends on the number of files, and a shared disk changes all the time. So counting pauses like
 # measuring, but never longer than this, because nothing is counted during a pause.
 _COUNT_REST_SECONDS = 1.0
+KILLED = "OOMKilled"
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Watch:
         self._kills = KernelKills()
         self._measured = MeasuredUse(time.monotonic())
         self._machine_shared = 0
-        self._killed: dict[Workspace, str] = {}
+        self._killed: set[Workspace] = set()
         """Causes of the workspaces that ran when the kernel last ended a process."""
         self._task = asyncio.create_task(self._run())
 
@@ -139,7 +140,7 @@ class Watch:
     def remove(self, workspace: Workspace) -> None:
         """Stop watching an ended workspace."""
         self._deactivate(workspace)
-        self._killed.pop(workspace, None)
+        self._killed.discard(workspace)
         observation = self._observations.pop(workspace, None)
         self._hold(workspace)
         if observation and observation.counting:
@@ -150,29 +151,18 @@ class Watch:
         None.
         """
         self._look_for_kills()
-        return self._killed.get(workspace) if workspace in self._stopping else None
+        return KILLED if workspace in self._killed and workspace in self._stopping else None
 
     def _look_for_kills(self) -> None:
         """End all that run if the kernel has ended a process. Each of them may have lost it, and a verifier that was killed
-        would give a wrong verdict. In a sandbox with a single place whose limit was reached, the workspace has used up the
-        memory itself.
+        would give a wrong verdict. Nothing proves whose memory it was: not all of the kernel's is measured, and programs
+        elsewhere may have used up the limit of a group above.
         """
         if self._kills.look():
-            only = only_group(self._observations, shared=self._is_shared) if self._kills.own_limit_was_hit else None
-            self._killed = {one: self._cause_of_kill(one, is_own=only is not None) for one in only or self._running()}
+            self._killed = set(self._running())
             for group in grouped(self._killed):
                 if not self._stopping.keys() & set(group):
-                    self._end_for_memory(group, self._killed[group[0]])
-
-    def _cause_of_kill(self, workspace: Workspace, *, is_own: bool) -> str:
-        """Return why the workspace ends. If it has a limit and the sandbox has none, it was within its limit. If the sandbox
-        has one, its programs may have exceeded both limits between two measurements.
-        """
-        if is_own:
-            return "Memory"
-        ((first, *_),) = grouped([workspace])
-        is_within_limits = self._memory_limit is None and first.spec.limits.memory_bytes is not None
-        return "SandboxMemory" if is_within_limits else "OOMKilled"
+                    self._end_for_memory(group, KILLED)
 
     def _running(self) -> list[Workspace]:
         return [member for group in grouped(self._active) for member in group]
@@ -237,7 +227,7 @@ class Watch:
             self._stop(largest, self._end(largest, cause))
             return
         for member in group:
-            why = "the kernel ended a process" if cause == "OOMKilled" else "its own limit was not reached"
+            why = "the kernel ended a process" if cause == KILLED else "its own limit was not reached"
             message = f"workspace {member.spec.id!r} was ended because memory that it shares was used up; {why}"
             self._stop(member, self._fail(member, cause, message))
 
@@ -293,6 +283,10 @@ class Watch:
         ):
             self._stop(workspace, self._end(workspace, cause))
         if count == 0 and not workspace.busy:
+            # What the kernel has ended is a loss of those that count as running.
+            self._look_for_kills()
+            if workspace in self._stopping:
+                return
             # The remaining processes are an idle subreaper or are ending, so stop watching.
             workspace.last = Usage(shared, 0, disk)
             self._deactivate(workspace)

@@ -90,7 +90,8 @@ class Command:
         self._cause = self._cause or cause
 
     def end(self, code: int | None, number: int | None) -> None:
-        if self._cause is None and (code or number):
+        if self._cause is None:
+            # Also of a command that ends with 0: a shell's may have lost one of its programs.
             self.set_cause(self._workspace.host.watch.killed_by_kernel(self._workspace))
         if self._cause is None and self._workspace.host.is_disk_full:
             # Finding the cause kills its subreaper too; that must not be reported as another end.
@@ -428,6 +429,9 @@ class Workspace:
             answer.cancel()
         close_all(received)
         if "lost" in reply:
+            if (killed := self.host.watch.killed_by_kernel(self)) is not None:
+                why = f"the kernel has ended {operation} because the sandbox's memory was used up"
+                raise WorkspaceFailure(killed, why)
             failure = FileFailure(
                 errno.EINTR, str(arguments.get("path", "/")), f"{operation} was killed inside the workspace"
             )

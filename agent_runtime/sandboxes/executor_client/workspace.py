@@ -142,9 +142,8 @@ class ExecutorWorkspace:
         failure = state.get("failure") or {}
         if failure.get("cause") in LIMIT_CAUSES:
             raise WorkspaceLimit(failure["cause"], str(failure.get("message", "")))
-        raise SandboxFailure(
-            reason_of_loss(failure.get("cause")), f"workspace {self.name} is {state['state']}: {failure}"
-        )
+        why = failure.get("message") or f"workspace {self.name} is {state['state']}"
+        raise SandboxFailure(reason_of_loss(failure.get("cause")), str(why))
 
     async def is_frozen(self) -> bool:
         """Whether the workspace exists and is frozen."""

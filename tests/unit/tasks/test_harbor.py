@@ -337,3 +337,20 @@ def test_step_without_tests_uses_those_of_the_task(tmp_path: Path) -> None:
         ["/tests/common.py", "/tests/test.sh"],
         ["/tests/common.py", "/tests/test.sh"],
     ]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "[verifier]\nenvironment_mode = 'separate'\ncollect = 5\n",
+        "artifacts = [1]\n[verifier]\nenvironment_mode = 'separate'\n",
+        "[metadata]\ntags = 0\n",
+        "steps = [[1]]\n",
+        "environment = [1]\n",
+        "x = " + "[" * 5000,
+    ],
+)
+def test_a_folder_with_odd_values_is_left_out_like_any_other(tmp_path: Path, config: str) -> None:
+    hello_world(tmp_path / "tasks" / "good")
+    (hello_world(tmp_path / "tasks" / "odd") / "task.toml").write_text(config)
+    assert [task.name for task in load(tmp_path, skipUnusable=True).tasks] == ["good"]

@@ -17,9 +17,10 @@ from obstore.store import S3Store
 from agent_runtime.engine.branching.sources import find_origins
 from agent_runtime.runner.shard_run import ending_of
 from agent_runtime.runner.supervisor import Exit
-from agent_runtime.tasks import TaskSourceError, TaskSourceUnavailable, load_tasks
+from agent_runtime.tasks import TaskSourceError, TaskSourceUnavailable, folders, load_tasks
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Tasks
+from tests.support.harbor_tasks import hello_world
 from tests.support.s3 import BUCKET, S3, serve_s3
 
 
@@ -117,3 +118,26 @@ def test_runner_is_tried_again_when_storage_refuses_the_run_to_branch(s3: S3, tm
     )
     with pytest.raises(TaskSourceUnavailable):
         asyncio.run(find_origins(job, tmp_path, s3.environ() | {"AWS_SECRET_ACCESS_KEY": "wrong"}))
+
+
+def test_folder_with_too_large_a_file_is_left_out_like_any_other(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "FILE_BYTES", 4096)
+    store = S3Store(
+        BUCKET,
+        endpoint=f"http://127.0.0.1:{s3.port}",
+        access_key_id="test",
+        secret_access_key="test-secret",
+        region="us-east-1",
+        client_options={"allow_http": True},
+    )
+    for name, bytes_ in (("small", 10), ("large", 5000)):
+        for path in hello_world(tmp_path / name).rglob("*"):
+            if path.is_file():
+                obstore.put(store, f"sizes/{name}/{path.relative_to(tmp_path / name)}", path.read_bytes())
+        obstore.put(store, f"sizes/{name}/tests/data", bytes(bytes_))
+    from_ = {"uri": s3.uri("sizes/"), "format": "Harbor", "skipUnusable": True}
+    loaded = load_tasks(Tasks.model_validate({"from": from_}), tmp_path, s3.environ())
+    assert [task.name for task in loaded.tasks] == ["small"]
+    assert "5000 bytes; the limit is 4096" in str(loaded.warnings[0])
