@@ -18,8 +18,8 @@ MOST_SERVICES = 16
 def mountable(volumes: dict[str, str]) -> dict[str, str]:
     """Return volumes as they are. Raises ValueError for one that cannot be mounted."""
     for name, path in volumes.items():
-        first = path.split("/")[1]
-        if path.endswith("/") or ".." in path.split("/") or first in ("proc", "dev", "sys"):
+        parts = path.split("/")[1:]
+        if {"", ".", ".."} & {*parts} or parts[0] in ("proc", "dev", "sys"):
             raise ValueError(f"volume {name!r}: {path!r} cannot be a volume's folder; expected one below the root")
     return volumes
 

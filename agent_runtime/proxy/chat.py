@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, Protocol, runtime_checkable
 
-from agent_runtime.models.answers import finite
+from agent_runtime.models.answers import finite, whole
 from agent_runtime.models.base import ModelReply, ModelRequest
 from rollout_api.model import Sampling
 from rollout_api.nesting import DEEPEST, estimated_values, too_deep
@@ -227,7 +227,9 @@ class Translation(Protocol):
 
 
 def decoded(body: bytes) -> JsonObject:
-    """Return the JSON object in the body of a request. Raises BadRequest."""
+    """Return the JSON object in the body of a request. Unpaired surrogates become `?`, because they can be neither recorded
+    nor sent. Raises BadRequest.
+    """
     if estimated_values(body) > MOST_VALUES:
         raise BadRequest(f"the body has more than {MOST_VALUES} values; send a shorter conversation")
     try:
@@ -240,7 +242,17 @@ def decoded(body: bytes) -> JsonObject:
         raise BadRequest(
             f"the body is nested more than {DEEPEST} levels deep and cannot be recorded; reduce the nesting"
         )
-    return payload
+    has_surrogates = b"\\ud" in body or b"\\uD" in body or not _is_utf8(body)
+    cleaned: JsonObject = whole(payload) if has_surrogates else payload
+    return cleaned
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return json.detect_encoding(body) == "utf-8"
 
 
 PING = b": ping\n\n"

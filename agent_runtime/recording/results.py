@@ -108,13 +108,17 @@ def _spread(values: Sequence[float]) -> dict[str, float | int | None]:
 
 
 def _pass_at_k(passed: Mapping[int, Sequence[bool]]) -> dict[str, float]:
-    """Return pass@k for k = 1, 2, 4, … up to the size of the smallest group, so that every k is a mean over the same
-    groups.
+    """Return pass@k for k = 1, 2, 4, … up to the size of the smallest group, so that every such k is a mean over the same
+    groups; and for the size of the largest group, over those of that size.
     """
-    most = min(map(len, passed.values()), default=0)
-    ks = [2**power for power in range(most.bit_length())]
-    means = {k: mean([pass_at_k(len(members), sum(members), k) for members in passed.values()]) for k in ks}
-    return {str(k): value for k, value in means.items() if value is not None}
+    sizes = [len(members) for members in passed.values()]
+    ks = [2**power for power in range(min(sizes, default=0).bit_length())]
+    found = {}
+    for k in dict.fromkeys([*ks, max(sizes, default=0)]):
+        groups = [members for members in passed.values() if len(members) >= k > 0]
+        if groups:
+            found[str(k)] = mean([pass_at_k(len(members), sum(members), k) for members in groups])
+    return {k: value for k, value in found.items() if value is not None}
 
 
 class _PluginSums:

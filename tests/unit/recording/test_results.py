@@ -30,7 +30,8 @@ def test_masked_rollouts_stand_outside_of_every_mean(make_result: MakeResult) ->
     assert stats["reward"] == {
         "count": 3, "mean": 0.5, "std": pytest.approx(0.5), "standardError": pytest.approx(0.0), "min": 0.0, "max": 1.0
     }  # fmt: skip
-    assert stats["passAtK"] == {"1": pytest.approx((0.5 + 0) / 2)}  # the second group has one graded rollout
+    # The second group has one graded rollout.
+    assert stats["passAtK"] == {"1": pytest.approx((0.5 + 0) / 2), "2": pytest.approx(1.0)}
 
 
 def test_pass_at_k_ends_at_the_size_of_the_smallest_group(make_result: MakeResult) -> None:

@@ -407,6 +407,7 @@ BROKEN = {
     "services a, b wait for each other": "a: {image: x, depends_on: [b]}\n  b: {image: x, depends_on: [a]}",
     "needs rights on the machine": "db: {image: x, privileged: true}",
     "cannot be a volume's folder": "db: {image: x, volumes: ['v:/proc/x']}",
+    "'//proc/x' cannot be a volume's folder": "db: {image: x, volumes: ['v://proc/x']}",
     "services.db.ports: 80 is not supported, expected a list": "db: {image: x, ports: 80}",
     "services.db.volumes: 'v:/x' is not supported, expected a list": "db: {image: x, volumes: 'v:/x'}",
     "services.db.depends_on: 'a' is not supported, expected a list or a mapping": "db: {image: x, depends_on: a}",
