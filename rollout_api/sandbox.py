@@ -115,6 +115,10 @@ NetworkAccess = (
 """`None`; `Public` (no private, link-local or cluster address); or a list of reachable host:port pairs."""
 
 
+PUBLIC_ONLY = "public:"
+"""For executors: prefix of a listed destination that must have a public address (executor/network/rules.py)."""
+
+
 class Network(ApiModel):
     """Destinations that a workspace may reach, by phase."""
 

@@ -1,8 +1,9 @@
 """Objects that all rollouts of one run share."""
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from agent_runtime.agents.base import Agent
 from agent_runtime.agents.program import program_of
@@ -21,11 +22,11 @@ from agent_runtime.plugins.base import GroupInfo, RolloutInfo
 from agent_runtime.plugins.plugins import GroupPlugins, Plugins, RolloutPlugins
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.seals import SealedResults
-from agent_runtime.sandboxes.base import SandboxProvider, Service, WorkspaceSpec
+from agent_runtime.sandboxes.base import Phase, SandboxProvider, Service, WorkspaceSpec
 from agent_runtime.sandboxes.no_sandbox import NoSandboxes
 from agent_runtime.tools.base import Tool
 from rollout_api.rollout_job import RolloutJob
-from rollout_api.sandbox import WORKING_DIR, SandboxTemplate
+from rollout_api.sandbox import PUBLIC_ONLY, WORKING_DIR, NetworkAccess, SandboxTemplate
 from rollout_api.services import TaskService
 from rollout_api.tasks import Task
 
@@ -95,7 +96,7 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
     working_dir = sandbox.working_dir or WORKING_DIR
     program = program_of(job.spec.agent, working_dir)
     return WorkspaceSpec(
-        services=[_service(service, sandbox, f"g{rollout.group}", task) for service in task.services],
+        services=[_service(service, job, sandbox, f"g{rollout.group}", task) for service in task.services],
         volumes=task.volumes,
         group=f"g{rollout.group}",
         working_dir=working_dir,
@@ -104,7 +105,7 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
         user=sandbox.user,
         env={variable.name: variable.value for variable in sandbox.env},
         resources=sandbox.resources,
-        network={"setup": sandbox.network.setup, "agent": sandbox.network.agent, "verifier": sandbox.network.verifier},
+        network={phase: _access(job, getattr(sandbox.network, phase)) for phase in PHASES},
         files=task.files,
         setup=[*task.setup, *(program.install if program else ())],
         setup_seconds=task.timeouts.setup_seconds,
@@ -115,7 +116,19 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
     )
 
 
-def _service(service: TaskService, sandbox: SandboxTemplate, group: str, task: Task) -> Service:
+PHASES: Final[Sequence[Phase]] = ("setup", "agent", "verifier")
+
+
+def _access(job: RolloutJob, access: NetworkAccess) -> NetworkAccess:
+    """Return a phase's access. What only a data set lists, which may be of others, must have a public address."""
+    if isinstance(access, str) or job.spec.tasks.inline is not None:
+        return access
+    own = [getattr(job.spec.sandbox.network, phase) for phase in PHASES]
+    listed = {pair for given in own if not isinstance(given, str) for pair in given}
+    return [pair if pair in listed else f"{PUBLIC_ONLY}{pair}" for pair in access]
+
+
+def _service(service: TaskService, job: RolloutJob, sandbox: SandboxTemplate, group: str, task: Task) -> Service:
     dockerfile = service.dockerfile or task.dockerfile
     return Service(
         name=service.name,
@@ -128,7 +141,7 @@ def _service(service: TaskService, sandbox: SandboxTemplate, group: str, task: T
             env={variable.name: variable.value for variable in service.env},
             resources=sandbox.resources,
             # Only its Dockerfile's commands have this access.
-            network={"setup": sandbox.network.setup},
+            network={"setup": _access(job, sandbox.network.setup)},
             files=service.files,
             start_seconds=sandbox.start_seconds,
             working_dir_of_image=service.working_dir is None,

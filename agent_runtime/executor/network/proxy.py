@@ -132,7 +132,9 @@ class NetworkProxy:
             self._cut(writer)
 
     def _refusal(self, target: Target) -> str | None:
-        return self._rule.refusal_of_name(target.host, target.port) or self._rule.refusal_of_address(target.address)
+        return self._rule.refusal_of_name(target.host, target.port) or self._rule.refusal_of_address(
+            target.host, target.port, target.address
+        )
 
     def _cut(self, writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()

@@ -23,18 +23,28 @@ METADATA = tuple(
 )
 
 
+PUBLIC_ONLY = "public:"
+"""Prefix of a listed destination that must have a public address."""
+
+
 @dataclass(frozen=True)
 class NetworkRule:
-    """One phase's rule: nothing, public addresses, or exactly these names and ports."""
+    """One phase's rule: nothing, public addresses, or exactly these names and ports, of which `public` must have public
+    addresses.
+    """
 
     kind: Literal["None", "Public", "List"]
     allowed: frozenset[tuple[str, int]] = frozenset()
+    public: frozenset[tuple[str, int]] = frozenset()
 
     def as_json(self) -> str | list[str]:
         """Return the format of docs/executor.md, which `read_rule` parses."""
         if self.kind != "List":
             return self.kind
-        return sorted(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.allowed)
+        return sorted(
+            PUBLIC_ONLY * (pair in self.public) + (f"[{pair[0]}]" if ":" in pair[0] else pair[0]) + f":{pair[1]}"
+            for pair in self.allowed
+        )
 
     def refusal_of_name(self, host: str, port: int) -> str | None:
         """Return why this name must not even be looked up; None if it may."""
@@ -45,12 +55,19 @@ class NetworkRule:
                 return f"{host}:{port} is not in this phase's list: {', '.join(self.as_json()) or 'which is empty'}"
         return None
 
-    def refusal_of_address(self, address: Address) -> str | None:
+    def refusal_of_address(self, host: str, port: int, address: Address) -> str | None:
         """Return why an allowed name must not resolve to this address; None if it may."""
         if is_metadata(address):
             return f"{address} is a link-local or cloud metadata address, which no sandbox may reach"
-        if self.kind == "Public" and not is_public(address):
+        if is_public(address):
+            return None
+        if self.kind == "Public":
             return f"the network of this phase is Public, and {address} is a private, local or reserved address"
+        if (normal_host(host), port) in self.public:
+            return (
+                f"{address} is a private, local or reserved address, and only a data set lists {host}:{port}; list it in "
+                "the job's sandbox.network"
+            )
         return None
 
 
@@ -63,10 +80,14 @@ def read_rule(value: Any) -> NetworkRule | None:
         return NetworkRule(value)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         return None
-    pairs = [split_authority(item) for item in value]
-    if not all(pair is not None and pair[1] for pair in pairs):
-        return None
-    return NetworkRule("List", frozenset((normal_host(pair[0]), pair[1]) for pair in pairs if pair))
+    allowed, public = set[tuple[str, int]](), set[tuple[str, int]]()
+    for item in value:
+        pair = split_authority(item.removeprefix(PUBLIC_ONLY))
+        if pair is None or not pair[1]:
+            return None
+        listed = normal_host(pair[0]), pair[1]
+        (public if item.startswith(PUBLIC_ONLY) and listed not in allowed else allowed).add(listed)
+    return NetworkRule("List", frozenset(allowed | public), frozenset(public - allowed))
 
 
 def split_authority(text: str, default_port: int = 0) -> tuple[str, int] | None:

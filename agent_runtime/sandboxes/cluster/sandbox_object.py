@@ -11,12 +11,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agent_runtime.sandboxes.base import WorkspaceSpec
+from agent_runtime.sandboxes.base import Phase, WorkspaceSpec
 from rollout_api.base import API_VERSION
 from rollout_api.cluster import JOB_LABEL, JOB_UID_LABEL, MANAGED_BY, RUNNER_LABEL
 from rollout_api.measured_memory import declared_spec
 from rollout_api.rollout_job import RolloutJob
-from rollout_api.sandbox import Network, SandboxSpec, SandboxStatus, WorkspaceMode, Workspaces
+from rollout_api.sandbox import (
+    PUBLIC_ONLY,
+    Network,
+    NetworkAccess,
+    SandboxSpec,
+    SandboxStatus,
+    WorkspaceMode,
+    Workspaces,
+)
 
 # Longest part of the job's name in a Sandbox's name, so that index and eight digits fit into 52 characters.
 JOB_PART = 38
@@ -40,13 +48,23 @@ def sandbox_spec(job: RolloutJob, workspace: WorkspaceSpec) -> SandboxSpec:
         # In Overlay each workspace has its own user; a Plain pod has one.
         user=None if mode is WorkspaceMode.OVERLAY else workspace.user,
         resources=workspace.resources,
-        network=Network(**{phase: workspace.network.get(phase, "None") for phase in ("setup", "agent", "verifier")}),
+        network=Network(
+            setup=_access(workspace, "setup"),
+            agent=_access(workspace, "agent"),
+            verifier=_access(workspace, "verifier"),
+        ),
         start_seconds=template.start_seconds,
         idle_seconds=template.idle_seconds,
         lifetime_seconds=template.lifetime_seconds,
         runtime_class_name=template.runtime_class_name,
         workspaces=Workspaces(mode=mode, per_sandbox=1 if workspace.alone else places_of(job)),
     )
+
+
+def _access(workspace: WorkspaceSpec, phase: Phase) -> NetworkAccess:
+    """Return what pods may reach. Which of it must be public is known to their executors."""
+    access: NetworkAccess = workspace.network.get(phase, "None")
+    return access if isinstance(access, str) else [pair.removeprefix(PUBLIC_ONLY) for pair in access]
 
 
 def kind_of(spec: SandboxSpec) -> str:

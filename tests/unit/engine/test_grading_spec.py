@@ -4,7 +4,7 @@ import pytest
 
 from agent_runtime.engine.attempt.assignment import Rollout
 from agent_runtime.engine.context import grading_spec, workspace_spec
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, Tasks
 from tests.support.records import small_job
 
 
@@ -24,3 +24,21 @@ def test_program_agent_is_not_installed_in_the_image_of_the_verifier(agent: dict
     assert setup == graded, "the prepared state is shared"
     assert len(setup) == 2
     assert spec({**verifier, "image": "tests:1"}) == ("tests:1", setup, ["make"])
+
+
+def test_what_only_a_data_set_lists_must_have_a_public_address() -> None:
+    job = small_job()
+    listed = {"network": {"agent": ["own.internal:80"]}}
+    sandbox = job.spec.sandbox.model_validate({**job.spec.sandbox.wire(), **listed})
+    network = {"agent": ["own.internal:80", "other.internal:80"], "verifier": ["x:1"]}
+    task = Task.model_validate({"name": "t", "prompt": "p", "sandbox": {"network": network}})
+
+    def reached(tasks: dict[str, object]) -> object:
+        spec = job.spec.model_copy(update={"sandbox": sandbox, "tasks": Tasks.model_validate(tasks)})
+        own = job.model_copy(update={"spec": spec})
+        return workspace_spec(own, Rollout.of(own, 0, 0, task)).network
+
+    assert reached({"inline": [task.wire()]}) == {"setup": "None", **network}
+    of_others = {"setup": "None", "agent": ["own.internal:80", "public:other.internal:80"], "verifier": ["public:x:1"]}
+    assert reached({"from": {"uri": "t.jsonl"}}) == of_others
+    assert reached({"stream": {}}) == of_others

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.agents.base import Agent, AgentContext, Stop
-from agent_runtime.engine.attempt import model_calls
 from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollout
 from agent_runtime.engine.attempt.attempt_log import AttemptLog, NotReplayable
 from agent_runtime.engine.attempt.tool_calls import MOST_CALLS, KeyedWorkspace
 from agent_runtime.engine.attempt.turns import Turns
 from agent_runtime.engine.branching.sources import copied
+from agent_runtime.models import probe
 from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest, ToolCall
 from agent_runtime.recording.branches import token_forks
 from agent_runtime.recording.messages import fold, linear
@@ -368,7 +368,7 @@ async def test_an_agent_over_its_time_is_completed_with_agent_timeout() -> None:
 async def test_a_server_that_fails_until_the_time_is_over_is_not_the_policys_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 0.5)
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 0.5)
 
     class Failing(CountingModel):
         async def complete(self, request: ModelRequest) -> ModelReply:

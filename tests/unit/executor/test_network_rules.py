@@ -23,7 +23,7 @@ PRIVATE = [
 @pytest.mark.parametrize("address", PRIVATE)
 def test_public_never_includes_a_private_address_in_any_notation(address: str) -> None:
     assert not is_public(ipaddress.ip_address(address))
-    assert NetworkRule("Public").refusal_of_address(ipaddress.ip_address(address))
+    assert NetworkRule("Public").refusal_of_address("mirror.internal", 80, ipaddress.ip_address(address))
 
 
 @pytest.mark.parametrize("address", ["1.1.1.1", "8.8.8.8", "2606:4700::1111", "64:ff9b::8.8.8.8", "172.32.0.1"])
@@ -42,14 +42,14 @@ def test_listed_name_leads_to_no_metadata_address(address: str) -> None:
     """Otherwise the owner of the name could have the agent read the node's credentials."""
     rule = read_rule(["mirror.internal:80"])
     assert rule is not None
-    assert "metadata" in (rule.refusal_of_address(ipaddress.ip_address(address)) or "")
+    assert "metadata" in (rule.refusal_of_address("mirror.internal", 80, ipaddress.ip_address(address)) or "")
 
 
 def test_listed_name_may_lead_to_a_shared_address() -> None:
     """Clusters use 100.64.0.0/10 (RFC 6598) for pods and Services."""
     rule = read_rule(["mirror.internal:80"])
     assert rule is not None
-    assert rule.refusal_of_address(ipaddress.ip_address("100.64.0.1")) is None
+    assert rule.refusal_of_address("mirror.internal", 80, ipaddress.ip_address("100.64.0.1")) is None
 
 
 def test_a_listed_name_may_be_private_and_its_neighbours_stay_closed() -> None:
@@ -57,9 +57,22 @@ def test_a_listed_name_may_be_private_and_its_neighbours_stay_closed() -> None:
     assert rule is not None
     assert rule.refusal_of_name("mirror.internal.", 8080) is None
     assert rule.refusal_of_name("fd00::1", 443) is None
-    assert rule.refusal_of_address(ipaddress.ip_address("10.0.0.1")) is None
+    assert rule.refusal_of_address("mirror.internal", 80, ipaddress.ip_address("10.0.0.1")) is None
     for host, port in (("mirror.internal", 80), ("internal", 8080), ("x.mirror.internal", 8080)):
         assert rule.refusal_of_name(host, port)
+
+
+def test_what_only_a_data_set_lists_must_be_public() -> None:
+    rule = read_rule(["public:localhost:80", "public:Mirror.Internal:80", "own.internal:80", "public:own.internal:80"])
+    assert rule is not None
+    assert rule.as_json() == ["own.internal:80", "public:localhost:80", "public:mirror.internal:80"]
+    assert read_rule(rule.as_json()) == rule
+    for host in ("localhost", "mirror.internal"):
+        assert rule.refusal_of_name(host, 80) is None
+        refusal = rule.refusal_of_address(host, 80, ipaddress.ip_address("127.0.0.1"))
+        assert "list it in the job's sandbox.network" in (refusal or "")
+        assert rule.refusal_of_address(host, 80, ipaddress.ip_address("1.1.1.1")) is None
+    assert rule.refusal_of_address("own.internal", 80, ipaddress.ip_address("10.0.0.1")) is None
 
 
 def test_none_refuses_everything() -> None:
