@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
@@ -39,6 +39,8 @@ MISDIRECTED: Final = 421
 
 _ASK_SECONDS: Final = 1.0
 _AGAIN_SECONDS: Final = 0.25
+_END_SECONDS: Final = 0.5
+"""Owners end a stream together with its last event."""
 _MOST_TRIES: Final = 3
 """Limit of attempts for a request whose connection broke although the owner responds."""
 
@@ -106,18 +108,23 @@ class Peers:
             response = await self._send(peer, request.method, url, headers, body, has_moved)
             if response is None:
                 return Reply(MISDIRECTED, {}, b"")
-            streams = _is_stream(response)
-            content: bytes | AsyncIterator[bytes] = (
-                _forwarded_stream(peer, response) if streams else await response.read()
-            )
+            stream = _ForwardedStream(peer, response) if _is_stream(response) else None
+            content: bytes | AsyncIterator[bytes] = await response.read() if stream is None else stream.pieces()
             watching = stack.pop_all()
         turn = response.headers.get(TURN)
 
-        def done(delivered: bool) -> None:
+        async def finish(delivered: bool) -> None:
+            # A client that has the last event may close the connection before the owner's end has arrived here.
+            is_whole = delivered or (stream is not None and await stream.was_passed_on())
             watching.close()
             response.close()
             if turn is not None:
-                self._tell(address, settings.id, headers, turn, delivered)
+                await self._tell(address, settings.id, headers, turn, is_whole)
+
+        def done(delivered: bool) -> None:
+            task = asyncio.ensure_future(finish(delivered))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
 
         internal = {*_OF_ONE_CONNECTION, TURN}
         kept = {name.lower(): value for name, value in response.headers.items() if name.lower() not in internal}
@@ -160,21 +167,15 @@ class Peers:
             response.close()
             raise
 
-    def _tell(self, address: str, session: str, headers: dict[str, str], turn: str, delivered: bool) -> None:
+    async def _tell(self, address: str, session: str, headers: dict[str, str], turn: str, delivered: bool) -> None:
         """Report to the owner whether the client has its reply; without a report the owner keeps the answer for a
         retry.
         """
-
-        async def tell() -> None:
-            url = f"{address}/sessions/{session}/turns/{turn}"
-            timeout = aiohttp.ClientTimeout(total=LOST_SECONDS)
-            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                async with self._open().post(url, headers=headers, json={"delivered": delivered}, timeout=timeout):
-                    pass
-
-        task = asyncio.ensure_future(tell())
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        url = f"{address}/sessions/{session}/turns/{turn}"
+        timeout = aiohttp.ClientTimeout(total=LOST_SECONDS)
+        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+            async with self._open().post(url, headers=headers, json={"delivered": delivered}, timeout=timeout):
+                pass
 
     @contextlib.contextmanager
     def _watched(self, address: str) -> Iterator[_Peer]:
@@ -236,8 +237,26 @@ async def _unless_lost(peer: _Peer, work: Coroutine[Any, Any, T]) -> T:
         losing.cancel()
 
 
-async def _forwarded_stream(peer: _Peer, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Forward a stream. Raises if it breaks off, so that the client's connection is aborted too."""
-    while chunk := await _unless_lost(peer, response.content.readany()):
-        peer.answered = time.monotonic()
-        yield chunk
+class _ForwardedStream:
+    """A stream of the owner, on its way to the client."""
+
+    def __init__(self, peer: _Peer, response: aiohttp.ClientResponse) -> None:
+        self._peer, self._response = peer, response
+        self._passed_on = 0
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the stream. Raises if it breaks off, so that the client's connection is aborted too."""
+        while chunk := await _unless_lost(self._peer, self._response.content.readany()):
+            self._peer.answered = time.monotonic()
+            yield chunk
+            self._passed_on += len(chunk)
+
+    async def was_passed_on(self) -> bool:
+        """Whether the owner's stream has ended, and all of it was written to the client."""
+        content = self._response.content
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await content.wait_eof()
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return False
+        return content.exception() is None and self._passed_on == content.total_bytes

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from agent_runtime.engine.attempt import model_calls
 from agent_runtime.engine.program.program_rules import CALLS_A_TURN
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.scheduling.drain import Drain
+from agent_runtime.models import probe
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
 from agent_runtime.proxy import session
 from agent_runtime.recording.attempt_folder import AttemptFolder
@@ -390,7 +390,7 @@ class OnePlace(Speller):
 async def test_a_program_whose_own_calls_occupy_the_whole_server_is_graded(
     tmp_path: Path, server: VllmStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 2.0)
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 2.0)
     task = {"timeouts": {"agentSeconds": 3}}
     job = manifest(tmp_path, server, ASK + "ask('endless')", ["python3", "agent.py"], task=task)
     summary = await run_job(RolloutJob.model_validate(job), base_dir=tmp_path, environ={}, model=OnePlace())
@@ -420,7 +420,7 @@ class Hung(Speller):
 async def test_program_that_times_out_is_excused_if_the_model_answers_no_other_request(
     is_well: bool, end: tuple[str, str], tmp_path: Path, server: VllmStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 1.0)
     program = ASK + "ask()\nask('Are you there?', timeout=2)"
     job = manifest(tmp_path, server, program, ["python3", "agent.py"])
     summary = await run_job(RolloutJob.model_validate(job), base_dir=tmp_path, environ={}, model=Hung(is_well=is_well))

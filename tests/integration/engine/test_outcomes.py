@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from agent_runtime.agents.base import Agent, AgentContext
-from agent_runtime.engine.attempt import model_calls
 from agent_runtime.engine.attempt.turns import ACKNOWLEDGE_EVERY
 from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobSummary, RolloutSealed, TurnEnded
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.engine.session import RolloutSession
+from agent_runtime.models import probe
 from agent_runtime.models.base import (
     ContextExceeded,
     Model,
@@ -314,7 +314,7 @@ async def test_model_that_fails_at_all_requests_is_infrastructure(tmp_path: Path
 async def test_timeout_at_a_silent_model_counts_only_if_it_answers_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers_others: bool
 ) -> None:
-    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 60 if answers_others else 0.5)
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 60 if answers_others else 0.5)
 
     async def hang(request: ModelRequest) -> None:
         is_probe = request.messages[-1]["content"] == "Say ok."
