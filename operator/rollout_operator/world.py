@@ -2,6 +2,7 @@
 then plan.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -37,13 +38,20 @@ kinds. LeaderWorkerSet and InferencePool are optional additions that only some s
 NOT_SANDBOX: Json = {"key": ROLE_LABEL, "operator": "NotIn", "values": [SANDBOX_ROLE]}
 """Label selector requirement that excludes sandboxes and includes pods without the label."""
 
-_ADMISSION_PHRASES = ("violates PodSecurity", "denied the request", "denied request", "unable to validate against any")
-"""Phrases in refusals of Pod Security, webhooks, ValidatingAdmissionPolicies and OpenShift's constraints."""
+_BY_ADMISSION = re.compile(
+    r'(?:[\w./-]+ "[^"]*" is forbidden: )?'
+    r"(?:violates PodSecurity|unable to validate against any"
+    r"|ValidatingAdmissionPolicy '[^']*'(?: with binding '[^']*')? denied request"
+    r'|admission webhook "[^"]*" denied the request)'
+)
+"""The beginning of refusals by Pod Security, OpenShift's constraints, policies and webhooks. The rest of a message may quote
+what a tenant wrote.
+"""
 
 
 def is_by_admission(message: str) -> bool:
     """Whether an API server's message says that admission refused an object. Labels and policies may change later."""
-    return any(phrase in message for phrase in _ADMISSION_PHRASES)
+    return _BY_ADMISSION.match(message) is not None
 
 
 OPERATOR_LABELS: Json = {"app.kubernetes.io/name": "agent-rollouts", "app.kubernetes.io/component": "operator"}

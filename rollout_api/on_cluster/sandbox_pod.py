@@ -257,7 +257,7 @@ def _base(spec: SandboxSpec, mode: WorkspaceMode, images: Images, needs: Needs, 
     if spec.runtime_class_name:
         pod_spec["runtimeClassName"] = spec.runtime_class_name
     if not image_volume:
-        pod_spec["initContainers"] = [_copying_container(images)]
+        pod_spec["initContainers"] = [_copying_container(images, container["resources"])]
     return {"metadata": {}, "spec": pod_spec}
 
 
@@ -365,12 +365,14 @@ def _security(spec: SandboxSpec, mode: WorkspaceMode) -> Json:
     return context
 
 
-def _copying_container(images: Images) -> Json:
+def _copying_container(images: Images, resources: Json) -> Json:
     return {
         "name": INIT_CONTAINER,
         "image": images.executor,
         "imagePullPolicy": images.pull_policy,
         "command": ["/executor", "--copy-to", EXECUTOR_PATH],
+        # Those of the executor, which runs after it: a quota on limits refuses a pod with a container without them.
+        "resources": resources,
         "volumeMounts": [{"name": BUNDLE_VOLUME, "mountPath": EXECUTOR_PATH}],
         "securityContext": {
             "runAsUser": INIT_USER,

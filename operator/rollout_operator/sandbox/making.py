@@ -13,7 +13,7 @@ from rollout_api.sandbox import SandboxSpec, WorkspaceMode
 from rollout_operator.actions import Action, Create, EnsureKey, ReadKey, Remember
 from rollout_operator.conditions import condition, find
 from rollout_operator.sandbox import network, validate
-from rollout_operator.sandbox.observe import IMAGE_VOLUMES_REFUSED, Observed, overlay_refused, pod_refused
+from rollout_operator.sandbox.observe import Observed, image_volumes_refused, overlay_refused, pod_refused
 from rollout_operator.sandbox.reasons import OVERLAY
 from rollout_operator.sandbox.status import mode_of
 from rollout_operator.world import is_by_admission, operator_peer
@@ -74,7 +74,7 @@ def _images(seen: Observed) -> Images:
 
 
 def learned_refusals(seen: Observed) -> tuple[Remember, ...]:
-    """Return facts about the namespace or cluster, if a pod was admitted after other variants of it were refused.
+    """Return facts about the namespace, if a pod was admitted after other variants of it were refused.
 
     A refusal alone proves nothing about a namespace, because a broken template is refused in every variant.
     """
@@ -85,7 +85,7 @@ def learned_refusals(seen: Observed) -> tuple[Remember, ...]:
     if mode == WorkspaceMode.PLAIN and overlay and seen.overlay_refusal is None:
         learned.append(Remember(overlay_refused(seen.namespace), overlay[0], ADMISSION_SECONDS))
     if (mode, True) in seen.refusals and seen.image_volumes_refusal is None:
-        learned.append(Remember(IMAGE_VOLUMES_REFUSED, seen.refusals[mode, True], LEARNED_SECONDS))
+        learned.append(Remember(image_volumes_refused(seen.namespace), seen.refusals[mode, True], LEARNED_SECONDS))
     return tuple(learned)
 
 

@@ -16,7 +16,6 @@ from rollout_operator.conditions import parse_time
 from rollout_operator.sandbox.validate import Owner, parse_spec
 from rollout_operator.world import World
 
-IMAGE_VOLUMES_REFUSED: Fact = ("image-volumes-refused",)
 VARIANTS = tuple((mode, volume) for mode in (WorkspaceMode.OVERLAY, WorkspaceMode.PLAIN) for volume in (True, False))
 Variant = tuple[WorkspaceMode, bool]
 """How a pod is created: its mode, and whether it mounts the executor as an image volume."""
@@ -29,6 +28,13 @@ GONE = "gone"
 def overlay_refused(namespace: str) -> Fact:
     """Return the fact that a namespace admits Plain pods but no Overlay pods."""
     return ("overlay-refused", namespace)
+
+
+def image_volumes_refused(namespace: str) -> Fact:
+    """Return the fact that pods with image volumes are refused. A tenant can fake it, by changing a template between two
+    tries, so the fact applies only to that namespace.
+    """
+    return ("image-volumes-refused", namespace)
 
 
 def trial_failed_on(namespace: str, image: str) -> Fact:
@@ -139,7 +145,7 @@ def observe(world: World, sandbox: Manifest) -> Observed:
         exec_failure=world.recall(exec_failed(namespace)),
         refusals={variant: words for variant, words in refused.items() if words is not None},
         overlay_refusal=world.recall(overlay_refused(namespace)),
-        image_volumes_refusal=world.recall(IMAGE_VOLUMES_REFUSED),
+        image_volumes_refusal=world.recall(image_volumes_refused(namespace)),
         key=world.keys.get(owner_uid),
         policies=frozenset(policy["metadata"]["name"] for policy in cache.owned("NetworkPolicy", namespace, owner_uid)),
         last_error=world.last_error,

@@ -51,6 +51,10 @@ async def test_a_status_is_written_only_over_the_version_that_was_read(monkeypat
         (403, 'pods "s" is forbidden: violates PodSecurity "baseline:latest": hostUsers', True),
         (400, "admission webhook denied the request", True),
         (403, 'admission webhook "w" denied the request: no', True),
+        (403, "pods \"s\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no", True),
+        (403, 'pods "s" is forbidden: unable to validate against any security context constraint: []', True),
+        (403, 'pods "s" is forbidden: no PriorityClass with name x violates PodSecurity was found', False),
+        (403, 'pods "s" is forbidden: no PriorityClass with name : violates PodSecurity "x" was found', False),
         (
             403,
             'pods "s" is forbidden: error looking up service account n/default: serviceaccount "default" not found',

@@ -10,7 +10,7 @@ from rollout_api.sandbox import SandboxSpec
 from rollout_operator.actions import Create, EnsureKey, ReadKey, Remember
 from rollout_operator.sandbox import observe
 from rollout_operator.sandbox.making import Invalid, learned_refusals, make_pod
-from rollout_operator.sandbox.observe import IMAGE_VOLUMES_REFUSED, VARIANTS, overlay_refused, pod_refused
+from rollout_operator.sandbox.observe import VARIANTS, image_volumes_refused, overlay_refused, pod_refused
 from rollout_operator.world import Memory, World
 from tests.unit.rollout_operator.sandbox.objects import NOW, RUNNING, Json, node, pod, rollout_job, sandbox, world
 
@@ -101,7 +101,10 @@ def test_explicit_overlay_fails_with_the_reason() -> None:
 
 def test_plain_is_advised_without_reservation_only_where_plain_pods_were_admitted() -> None:
     asked = sandbox(workspaces={"mode": "Overlay"})
-    by_any_policy = make(world(node(), memory=refused(*VARIANTS[:2], words="denied request: no pods today")), asked)
+    by_any_policy = make(
+        world(node(), memory=refused(*VARIANTS[:2], words="ValidatingAdmissionPolicy 'p' denied request: no pods")),
+        asked,
+    )
     assert by_any_policy.message.endswith("; correct what is refused, or use Auto, which also tries Plain")
     memory = Memory()
     memory.learn(Remember(overlay_refused("lab"), "violates PodSecurity", 60), NOW.timestamp())
@@ -156,11 +159,11 @@ def test_refusals_are_remembered_only_when_a_pod_was_admitted() -> None:
     everything = refused(*VARIANTS)
     plain = observe(world(node(), pod(RUNNING, overlay=False), memory=everything), sandbox())
     learned = {remember.fact: remember.message for remember in learned_refusals(plain)}
-    assert learned == {overlay_refused("lab"): "violates PodSecurity", IMAGE_VOLUMES_REFUSED: "violates PodSecurity"}
+    assert learned == dict.fromkeys([overlay_refused("lab"), image_volumes_refused("lab")], "violates PodSecurity")
     copied = observe(
         world(node(), pod(RUNNING), memory=refused(VARIANTS[0], words="must specify a volume type")), sandbox()
     )
-    assert [remember.fact for remember in learned_refusals(copied)] == [IMAGE_VOLUMES_REFUSED]
+    assert [remember.fact for remember in learned_refusals(copied)] == [image_volumes_refused("lab")]
     waiting = observe(world(node(), memory=everything), sandbox())
     assert learned_refusals(waiting) == ()
 

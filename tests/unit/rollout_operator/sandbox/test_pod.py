@@ -108,8 +108,9 @@ def test_image_is_unchanged_and_the_executor_is_in_a_read_only_image_volume() ->
 
 
 def test_without_image_volumes_an_init_container_without_rights_copies_the_executor() -> None:
-    pod = made(image_volume=False)
+    pod = made(image_volume=False, resources={"cpu": "1", "memory": "256Mi"})
     (init,) = pod["spec"]["initContainers"]
+    assert init["resources"] == pod["spec"]["containers"][0]["resources"], "a quota may need limits of each container"
     assert (init["image"], init["command"]) == ("executor:1", ["/executor", "--copy-to", "/.rollout/executor"])
     assert init["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
