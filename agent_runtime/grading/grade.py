@@ -149,12 +149,15 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
     return uid != 0 and verifiers.ok and verifiers.stdout.strip() == b"0"
 
 
-async def require_preparable(task: Task, verifier: Verifier, workspace: Workspace, *, key_turn: int) -> None:
-    """Raise VerifierUnavailable if the verifier's files outside the artifacts cannot be written in the prepared state.
-    If only `grade` fails to write them later, the agent's artifacts are the cause.
+async def require_preparable(
+    task: Task, verifier: Verifier, workspace: Workspace, *, key_turn: int, is_apart: bool = False
+) -> None:
+    """Raise VerifierUnavailable if the verifier's folders and its files outside the artifacts cannot be made in the prepared
+    state. If only `grade` fails to do that later, the agent's artifacts are the cause.
     """
     if task.verifier is not None:
-        grading = _Grading(task, task.verifier, verifier, workspace, key_turn)
+        is_closed = is_apart and task.verifier.isolated
+        grading = _Grading(task, task.verifier, verifier, workspace, key_turn, is_closed=is_closed)
         grading.is_prepared_state = True
         await grading.prepare()
 
@@ -272,8 +275,10 @@ class _Grading:
         what = "the verifier's folders cannot be closed to other users"
         self.require_started(result, what)
         if not result.ok:
-            output = result.stderr.decode(errors="replace").strip()[-OUTPUT_BYTES:]
-            raise SandboxFailure("ExecutorFailed", f"{what}: {result.cause or output}")
+            why = result.cause or result.stderr.decode(errors="replace").strip()[-OUTPUT_BYTES:]
+            if self.is_prepared_state:
+                raise VerifierUnavailable(f"task {self.task.name}: {what}: {why}")
+            raise SandboxFailure("ExecutorFailed", f"{what}: {why}")
 
     def require_started(self, result: CommandResult, what: str) -> None:
         """Raise for a command that did not start. `what` describes the consequence for the grading."""

@@ -152,7 +152,7 @@ async def grade_artifacts(
                 spec, attempt=attempt, fence=fence, name=f"grading-{fence.epoch}-{number}"
             )
             is_apart = await require_startable(task, workspace, key_turn=turn)
-            await require_preparable(task, verifier, workspace, key_turn=turn)
+            await require_preparable(task, verifier, workspace, key_turn=turn, is_apart=is_apart)
             # From here on, the policy's files may have caused a failed start or a loss.
             exposed = True
             folder, rules = carry_rules(task, verifier, workspace.working_dir, since=since)

@@ -290,6 +290,22 @@ async def test_a_working_directory_cannot_share_the_folder_of_an_isolated_verifi
     await provider.close()
 
 
+async def test_an_image_in_which_folders_cannot_be_closed_is_no_fault_of_the_agent(
+    provider_of: Callable[..., LocalProvider],
+) -> None:
+    provider = provider_of("Overlay")
+    await provider.open()
+    workspace = await provider.acquire(spec(user="1000:1000"), attempt="0-1", fence=FIRST, name="grading")
+    assert (await workspace.run("rm $(command -v chown)", key="0:image", deadline_seconds=30, user="root")).ok
+    task = Task.model_validate(
+        {"name": "t", "prompt": "x", "verifier": {"commands": ["true"], "user": "root", "isolated": True}}
+    )
+    assert await require_startable(task, workspace, key_turn=1)
+    with pytest.raises(VerifierUnavailable, match="chown: "):
+        await require_preparable(task, Verifier(), workspace, key_turn=1, is_apart=True)
+    await provider.close()
+
+
 async def test_an_isolated_verifier_needs_a_root_of_its_own(provider_of: Callable[..., LocalProvider]) -> None:
     provider = provider_of("Plain")
     await provider.open()
