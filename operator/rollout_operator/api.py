@@ -24,6 +24,7 @@ from rollout_api.on_cluster.objects import KINDS, Manifest
 from rollout_api.server_side_apply import APPLY_TYPE, apply_body
 from rollout_operator import clock
 from rollout_operator.config import WRITE_SECONDS
+from rollout_operator.tenant_limits import shortened
 from rollout_operator.world import is_by_admission
 
 FIRST_PAGE, LARGEST_PAGE = 10, 250
@@ -56,10 +57,11 @@ class ApiError(Exception):
     """The API server refused a request, failed, or was unreachable."""
 
     def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
-        super().__init__(message)
+        self.message = shortened(message)
+        """What failed. Events, conditions and facts keep it, and an API server quotes whole fields of a tenant's object."""
+        super().__init__(self.message)
         self.status = status
         """HTTP status, or UNREACHABLE."""
-        self.message = message
         self.retry_after = retry_after
         """Seconds to wait before the next request, as the API server asked."""
 

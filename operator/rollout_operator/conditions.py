@@ -6,9 +6,8 @@ from itertools import chain
 from typing import Any, Final
 
 from rollout_api.conditions import Condition, true_conditions
+from rollout_operator.tenant_limits import MOST_CHARACTERS, shortened
 
-MOST_CHARACTERS = 1024
-"""Longest message. Messages of registries and webhooks can be long, and thousands of statuses are kept in memory."""
 _NORMAL_START: Final = ("ContainerCreating", "PodInitializing")
 # By reason of Kubernetes' condition DisruptionTarget.
 _DISRUPTIONS: Final = {
@@ -28,10 +27,8 @@ _POD_REASONS: Final = {
 
 
 def condition(kind: str, holds: bool, reason: str, message: str = "", most: int = MOST_CHARACTERS) -> Condition:
-    """Build a condition, with its message cut to `most` characters."""
-    words = message.strip()
-    if len(words) > most:
-        words = f"{words[: most - 1]}…"
+    """Build a condition, with its message shortened to `most` characters."""
+    words = shortened(message.strip(), most)
     return Condition(type=kind, status="True" if holds else "False", reason=reason, message=words)
 
 

@@ -1,11 +1,10 @@
 """Kubernetes Events: equal Events become one object with a count, and their rate is limited."""
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollout_api.on_cluster.objects import Manifest
@@ -14,6 +13,7 @@ from rollout_operator.actions import Event
 from rollout_operator.api import ApiError, KubeApi
 from rollout_operator.budgets import TokenBucket
 from rollout_operator.conditions import timestamp
+from rollout_operator.tenant_limits import digest, shortened
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +24,6 @@ MOST_WAITING = 1000
 REMEMBERED = 5000
 COUNT_AGAIN_SECONDS = 60.0
 """A repeated Event is written again at this interval."""
-LONGEST_MESSAGE = 1024
-"""Longest message that the API server accepts."""
 
 
 @dataclass
@@ -40,13 +38,18 @@ class EventRecorder:
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
-        self._known: OrderedDict[tuple[str, ...], _Known] = OrderedDict()
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._waiting: asyncio.Queue[tuple[Manifest, str, Event]] = asyncio.Queue(MOST_WAITING)
         self._bucket = TokenBucket(PER_SECOND)
 
     def record(self, obj: Manifest, kind: str, event: Event) -> None:
+        metadata = {key: obj["metadata"][key] for key in ("namespace", "name", "uid")}
+        about = {
+            "apiVersion": obj["apiVersion"],
+            "metadata": metadata,
+        }  # The whole object may have been deleted meanwhile.
         try:
-            self._waiting.put_nowait((obj, kind, event))
+            self._waiting.put_nowait((about, kind, replace(event, message=shortened(event.message))))
         except asyncio.QueueFull:
             log.debug("dropped event %s about %s %s", event.reason, kind, obj["metadata"]["name"])
 
@@ -61,7 +64,7 @@ class EventRecorder:
     async def _write(self, obj: Manifest, kind: str, event: Event) -> None:
         metadata = obj["metadata"]
         now = time.monotonic()
-        key = (metadata["uid"], event.type, event.reason, event.message)
+        key = digest(metadata["uid"], event.type, event.reason, event.message)
         known = self._known.get(key)
         if known:
             known.count += 1
@@ -86,11 +89,11 @@ class EventRecorder:
 
 def _body(obj: Manifest, kind: str, event: Event) -> dict[str, Any]:
     metadata, now = obj["metadata"], timestamp(clock.now())
-    digest = hashlib.sha256(f"{metadata['uid']}{event}{now}".encode()).hexdigest()[:16]
+    key = digest(metadata["uid"], event.type, event.reason, event.message, now).hex()[:16]
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"namespace": metadata["namespace"], "name": f"{metadata['name']}.{digest}"},
+        "metadata": {"namespace": metadata["namespace"], "name": f"{metadata['name']}.{key}"},
         "involvedObject": {
             "apiVersion": obj["apiVersion"],
             "kind": kind,
@@ -100,7 +103,7 @@ def _body(obj: Manifest, kind: str, event: Event) -> dict[str, Any]:
         },
         "type": event.type,
         "reason": event.reason,
-        "message": event.message[:LONGEST_MESSAGE],
+        "message": event.message,
         "source": {"component": COMPONENT},
         "reportingComponent": COMPONENT,
         "count": 1,

@@ -29,6 +29,7 @@ from rollout_operator.execute import (
 )
 from rollout_operator.metrics import Metrics
 from rollout_operator.prune import prune
+from rollout_operator.tenant_limits import shortened
 from rollout_operator.work_queue import WorkQueue
 from rollout_operator.world import Controller, World
 
@@ -240,7 +241,7 @@ class Loop:
 
     def _failed(self, ref: Ref, obj: Manifest, failures: Sequence[ApiError], queue: WorkQueue[Ref]) -> None:
         pause = queue.retry(ref, max(failure.retry_after for failure in failures))
-        message = "; ".join(dict.fromkeys(failure.message for failure in failures))
+        message = shortened("; ".join(dict.fromkeys(failure.message for failure in failures)))
         level = logging.WARNING if self._log_lines.try_take(time.monotonic()) else logging.DEBUG
         log.log(level, "%s: %s (again in %.1f s)", ref, message, pause)
         self._errors[ref] = message

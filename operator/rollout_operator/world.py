@@ -15,6 +15,7 @@ from rollout_operator.actions import Fact, Plan, Remember
 from rollout_operator.cache import Cache
 from rollout_operator.executor_contact import ExecutorReport
 from rollout_operator.server_contact import ServerContact
+from rollout_operator.tenant_limits import shortened
 
 MANAGED_SELECTOR = ",".join(f"{label}={value}" for label, value in MANAGED_BY.items())
 """Label selector of the objects that the operator creates, so that the API server sends no other pods."""
@@ -83,7 +84,7 @@ class Memory:
     def learn(self, what: Remember, now: float) -> None:
         """Keep a fact for some seconds. The newest message replaces older ones. `now` is in seconds of any one clock."""
         self._facts.pop(what.fact, None)
-        self._facts[what.fact] = (what.message, now + what.seconds)
+        self._facts[what.fact] = (shortened(what.message), now + what.seconds)
         if len(self._facts) > MOST_FACTS:
             self._facts = {fact: kept for fact, kept in self._facts.items() if kept[1] > now}
         while len(self._facts) > MOST_FACTS:

@@ -11,7 +11,8 @@ from rollout_api.on_cluster.objects import Manifest
 from rollout_operator import events
 from rollout_operator.actions import Event
 from rollout_operator.api import ApiError
-from rollout_operator.events import COUNT_AGAIN_SECONDS, LONGEST_MESSAGE, MOST_WAITING, EventRecorder
+from rollout_operator.events import COUNT_AGAIN_SECONDS, MOST_WAITING, EventRecorder
+from rollout_operator.tenant_limits import MOST_CHARACTERS
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
@@ -134,6 +135,20 @@ async def test_burst_of_events_is_limited_to_a_few_a_second(recorder: EventRecor
 
 
 async def test_long_message_is_shortened_to_the_limit_of_the_api_server(recorder: EventRecorder, api: Api) -> None:
-    await tell(recorder, Event("Normal", "Told", "x" * 5000))
+    await tell(recorder, Event("Normal", "Told", f"refused: {'x' * 5000}: must be a label"))
     (event,) = api.there.values()
-    assert event["message"] == "x" * LONGEST_MESSAGE
+    assert len(event["message"]) == MOST_CHARACTERS
+    assert event["message"].startswith("refused: x")
+    assert event["message"].endswith("x: must be a label")
+
+
+async def test_recorder_keeps_neither_long_messages_nor_objects_of_tenants(api: Any, clock: Clock) -> None:
+    recorder, large = EventRecorder(api), "x" * 60_000
+    recorder.record({**about("job"), "spec": {"image": large}}, "Sandbox", Event("Warning", "Refused", large))
+    assert len(repr(recorder._waiting)) < 2 * MOST_CHARACTERS
+    running = asyncio.create_task(recorder.run())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    running.cancel()
+    assert len(api.there) == len(recorder._known) == 1
+    assert len(repr(recorder._known)) < 300

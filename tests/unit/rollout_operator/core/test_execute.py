@@ -5,12 +5,14 @@ from typing import Any, cast
 
 import pytest
 
-from rollout_operator.api import UNREACHABLE, ApiError, KubeApi
+from rollout_operator.api import _CONFLICTING_WRITE, UNREACHABLE, ApiError, KubeApi
 from rollout_operator.execute import differs, is_reportable
 from rollout_operator.keys import KeyRing, check_owner
+from rollout_operator.tenant_limits import MOST_CHARACTERS
 from tests.support.memory_api import MemoryApi
 
 READY = {"type": "Ready", "status": "True", "reason": "Up"}
+KEY = "0123456789abcdef" * 4
 DONE = {"type": "Finished", "status": "False", "reason": "Running"}
 
 
@@ -75,6 +77,29 @@ def test_temporary_refusal_is_not_remembered(status: int, message: str, refused:
     assert ApiError(status, message).refused == refused
 
 
+LARGE = "x" * 61_000
+"""A field of a tenant's object, which an API server quotes."""
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "holds"),
+    [
+        (403, f'pods "s" is forbidden: violates PodSecurity "baseline:latest": {LARGE}', ApiError.refused),
+        (403, f'admission webhook "w" denied the request: {LARGE}', ApiError.refused),
+        (409, f"{LARGE}; {_CONFLICTING_WRITE}", ApiError.is_overtaken),
+        (409, f"Precondition failed: UID in precondition: 1, UID in object meta: 2 {LARGE}", ApiError.of_another_uid),
+    ],
+)
+def test_a_long_error_is_shortened_and_means_the_same(status: int, message: str, holds: property) -> None:
+    error = ApiError(status, message)
+    assert holds.fget is not None
+    assert holds.fget(error)
+    assert len(error.message) == len(str(error)) == MOST_CHARACTERS
+    wrapped = ApiError(status, f"creating Pod n/s: {error.message}")
+    assert holds.fget(wrapped)
+    assert len(wrapped.message) == MOST_CHARACTERS
+
+
 def test_outages_and_throttling_are_not_reported_for_an_object() -> None:
     assert not any(is_reportable(ApiError(status, "m")) for status in (UNREACHABLE, 429, 500, 503))
     assert all(is_reportable(ApiError(status, "m")) for status in (403, 404, 409, 422))
@@ -94,8 +119,8 @@ def test_key_of_a_secret_that_exists_is_read_when_a_full_quota_refuses_its_creat
     api = MemoryApi()
     owner = {"kind": "ModelServer", "name": "m", "uid": "1", "controller": True}
     secret = {"kind": "Secret", "metadata": {"namespace": "n", "name": "m-control", "ownerReferences": [owner]}}
-    asyncio.run(KeyRing(cast("KubeApi", api), lambda: "k").ensure(secret))
+    asyncio.run(KeyRing(cast("KubeApi", api), lambda: KEY).ensure(secret))
     api.refuse = lambda verb, kind, body: (403, "exceeded quota: q, requested: count/secrets=1")
     restarted = KeyRing(cast("KubeApi", api))
     asyncio.run(restarted.ensure(secret))
-    assert restarted.known == {"1": "k"}
+    assert restarted.known == {"1": KEY}

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_operator.actions import Remember
+from rollout_operator.tenant_limits import MOST_CHARACTERS
 from rollout_operator.world import MOST_FACTS, Memory
 
 
@@ -21,6 +22,12 @@ def test_learning_a_fact_again_extends_it() -> None:
     memory.learn(Remember(("f",), "first", 10), now=0)
     memory.learn(Remember(("f",), "second", 10), now=9)
     assert memory.recall(("f",), now=15) == "second"
+
+
+def test_the_message_of_a_fact_is_shortened() -> None:
+    memory = Memory()
+    memory.learn(Remember(("f",), "x" * 60_000, 10), now=0)
+    assert len(memory.recall(("f",), now=1) or "") == MOST_CHARACTERS
 
 
 def test_new_facts_replace_the_oldest_at_the_limit() -> None:

@@ -5,8 +5,9 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_operator.conditions import MOST_CHARACTERS, condition, find, holds, timestamp
+from rollout_operator.conditions import condition, find, holds, timestamp
 from rollout_operator.sandbox.status import merged
+from rollout_operator.tenant_limits import MOST_CHARACTERS
 from tests.unit.rollout_operator.sandbox.objects import NOW
 
 LATER = NOW + timedelta(minutes=1)
