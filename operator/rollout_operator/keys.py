@@ -1,8 +1,11 @@
 """Keys of jobs and model servers. Each is stored in a Secret, read once, and kept in memory while its owner exists."""
 
 import base64
+import binascii
+import re
 import secrets
 from collections.abc import Callable
+from typing import Final
 
 from rollout_api.cluster import KEY_FILE
 from rollout_api.on_cluster.objects import Manifest
@@ -10,6 +13,9 @@ from rollout_operator.api import ApiError, KubeApi
 from rollout_operator.cache import controller_of
 
 CONFLICT = 409
+INVALID = 422
+KEY: Final = re.compile(rb"[0-9a-f]{64}")
+"""A valid key. Tenants may change Secrets in their namespaces, and keys stay in memory, so nothing longer is kept."""
 
 
 class KeyRing:
@@ -41,7 +47,7 @@ class KeyRing:
             self.known[owner["uid"]] = key
 
     async def read(self, namespace: str, name: str, owner_uid: str, field: str = KEY_FILE) -> None:
-        """Read the key of a Secret that this owner controls."""
+        """Read the key of a Secret that this owner controls. Raises ApiError, with status 422 if it is not a key."""
         secret = await self._api.find("Secret", namespace, name)
         if secret is None:
             raise ApiError(
@@ -56,7 +62,17 @@ class KeyRing:
             raise ApiError(
                 404, f"Secret {namespace}/{name} has no field {field}; delete it with its owner and create both again"
             )
-        self.known[owner_uid] = base64.b64decode(encoded).decode()
+        try:
+            key = base64.b64decode(encoded)
+        except binascii.Error:
+            key = b""
+        if not KEY.fullmatch(key):
+            raise ApiError(
+                INVALID,
+                f"Secret {namespace}/{name}: field {field} has {len(key)} bytes that are not a key; expected 64 hexadecimal "
+                "digits in lower case. Delete the Secret with its owner and create both again",
+            )
+        self.known[owner_uid] = key.decode()
 
     def forget(self, owner_uid: str) -> None:
         self.known.pop(owner_uid, None)

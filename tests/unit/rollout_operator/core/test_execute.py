@@ -1,10 +1,12 @@
 """Whether a status must be written, and what an answer of the API server means."""
 
 import asyncio
+import base64
 from typing import Any, cast
 
 import pytest
 
+from rollout_api.cluster import KEY_FILE
 from rollout_operator.api import _CONFLICTING_WRITE, UNREACHABLE, ApiError, KubeApi
 from rollout_operator.execute import differs, is_reportable
 from rollout_operator.keys import KeyRing, check_owner
@@ -124,3 +126,21 @@ def test_key_of_a_secret_that_exists_is_read_when_a_full_quota_refuses_its_creat
     restarted = KeyRing(cast("KubeApi", api))
     asyncio.run(restarted.ensure(secret))
     assert restarted.known == {"1": KEY}
+
+
+@pytest.mark.parametrize(
+    "stored",
+    ["k" * 1_000_000, KEY[:-1], KEY + "\n", KEY.upper(), "é" * 32, "x"],
+    ids=["large", "short", "line", "upper-case", "no-ascii", "one-character"],
+)
+@pytest.mark.parametrize("verb", ["read", "ensure"])
+def test_a_secret_that_a_tenant_has_changed_gives_no_key(stored: str, verb: str) -> None:
+    api = MemoryApi()
+    owner = {"kind": "SandboxPool", "name": "p", "uid": "1", "controller": True}
+    secret = {"kind": "Secret", "metadata": {"namespace": "n", "name": "p-pool", "ownerReferences": [owner]}}
+    asyncio.run(api.create({**secret, "data": {KEY_FILE: base64.b64encode(stored.encode()).decode()}}))
+    keys = KeyRing(cast("KubeApi", api))
+    with pytest.raises(ApiError, match=r"Secret n/p-pool: field key .* expected 64 hexadecimal digits") as caught:
+        asyncio.run(keys.ensure(secret) if verb == "ensure" else keys.read("n", "p-pool", "1"))
+    assert is_reportable(caught.value)
+    assert keys.known == {}
