@@ -14,6 +14,7 @@ from rollout_api.base import API_GROUP
 from rollout_api.model_server import ModelServerStatus
 from rollout_api.on_cluster.nodes import LABEL_PREFIX
 from rollout_api.on_cluster.objects import EXCESS, Manifest, size_problem
+from rollout_api.on_cluster.template import BUNDLE_VOLUME
 from rollout_api.rollout_job import RolloutJobStatus, RunnerReport
 from rollout_api.sandbox import SandboxStatus
 from rollout_api.sandbox_pool import SandboxPoolStatus
@@ -53,14 +54,16 @@ def prune(kind: str, obj: Manifest) -> Manifest:
             kept["metadata"]["labels"] = {key: labels[key] for key in labels if key.startswith(LABEL_PREFIX)}
             kept["metadata"].pop("annotations", None)
         case "Job":
-            kept |= {"spec": _pick(obj["spec"], "suspend", "completions"), "status": obj.get("status", {})}
+            kept |= {
+                "spec": _pick(obj["spec"], "suspend", "completions"),
+                "status": _within_limits(obj.get("status", {})),
+            }
         case "StatefulSet" | "LeaderWorkerSet":
-            kept |= {"spec": _pick(obj["spec"], "replicas"), "status": obj.get("status", {})}
+            kept |= {"spec": _pick(obj["spec"], "replicas"), "status": _within_limits(obj.get("status", {}))}
         case "NetworkPolicy" | "Service" | "PersistentVolumeClaim" | "PodDisruptionBudget" | "InferencePool":
             pass
         case "RolloutShard":
-            status = obj.get("status")
-            kept["status"] = {} if size_problem(status) else readable_status(kind, status)
+            kept["status"] = readable_status(kind, _within_limits(obj.get("status")))
         case "RolloutJob":
             kept |= _pick(obj, "apiVersion", "kind")
             kept |= {
@@ -108,7 +111,8 @@ def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     kept = _pick(metadata, *_METADATA)
     for field in ("labels", "annotations"):
         if field in kept and (field == "annotations" or size_problem(kept[field])):
-            kept[field] = {key: value for key, value in kept[field].items() if key.startswith(_READ_KEYS)}
+            read = {key: value for key, value in kept[field].items() if key.startswith(_READ_KEYS)}
+            kept[field] = _within_limits(read)
     owners = [owner for owner in kept.get("ownerReferences", ()) if owner.get("controller")]
     kept["ownerReferences"] = [] if size_problem(owners) else owners
     return kept
@@ -118,9 +122,18 @@ def _pick(source: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     return {key: source[key] for key in keys if key in source}
 
 
+def _within_limits(value: Any) -> Any:
+    """Return the value; an empty mapping if it is too large to keep."""
+    return {} if size_problem(value) else value
+
+
 def _pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     kept = _pick(spec, "nodeName", "hostUsers", "activeDeadlineSeconds")
-    kept["volumes"] = [{"name": volume["name"], "image": {}} for volume in spec.get("volumes", ()) if "image" in volume]
+    kept["volumes"] = [
+        {"name": BUNDLE_VOLUME, "image": {}}
+        for volume in spec.get("volumes", ())
+        if volume["name"] == BUNDLE_VOLUME and "image" in volume
+    ]
     return kept
 
 
@@ -129,7 +142,7 @@ def _pod_status(status: Mapping[str, Any]) -> dict[str, Any]:
     for field in ("containerStatuses", "initContainerStatuses"):
         if field in status:
             kept[field] = [_pick(container, *_CONTAINER_STATUS) for container in status[field]]
-    return kept
+    return _within_limits(kept) or _pick(status, "phase")
 
 
 def _node_status(status: Mapping[str, Any]) -> dict[str, Any]:

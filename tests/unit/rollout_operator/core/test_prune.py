@@ -98,7 +98,11 @@ def test_cached_pod_has_its_node_state_and_owner_but_not_its_command() -> None:
             "nodeName": "node-1",
             "hostUsers": False,
             "containers": [{"name": "sandbox", "command": ["x"] * 100, "env": [{"name": "A", "value": "1"}]}],
-            "volumes": [{"name": "executor", "image": {"reference": "i"}}, {"name": "state", "emptyDir": {}}],
+            "volumes": [
+                {"name": "rollout-executor", "image": {"reference": "i"}},
+                {"name": "data", "image": {"reference": "j"}},
+                {"name": "state", "emptyDir": {}},
+            ],
         },
         "status": {
             "phase": "Failed",
@@ -113,7 +117,11 @@ def test_cached_pod_has_its_node_state_and_owner_but_not_its_command() -> None:
     assert kept["metadata"] == {
         key: METADATA[key] for key in METADATA if key not in ("managedFields", "annotations")
     } | {"annotations": {"rollout.dev/kept": "yes"}}
-    assert kept["spec"] == {"nodeName": "node-1", "hostUsers": False, "volumes": [{"name": "executor", "image": {}}]}
+    assert kept["spec"] == {
+        "nodeName": "node-1",
+        "hostUsers": False,
+        "volumes": [{"name": "rollout-executor", "image": {}}],
+    }
     assert kept["status"]["containerStatuses"] == [
         {"name": "sandbox", "ready": False, "restartCount": 0, "state": terminated}
     ]
@@ -207,7 +215,13 @@ OF_A_MEGABYTE: list[tuple[str, dict[str, Any]]] = [
     ("RolloutShard", {"metadata": METADATA, "status": {"index": 0, "outcomes": {LONG: 1}}}),
     ("Job", {"metadata": METADATA, "spec": {"selector": {"matchLabels": {"a": LONG}}}}),
     ("Pod", {"metadata": METADATA, "spec": {"volumes": [{"name": "a", "image": {"reference": LONG}}]}}),
+    ("Pod", {"metadata": METADATA, "spec": {"volumes": [{"name": f"v{n}", "image": {}} for n in range(20_000)]}}),
+    ("Pod", {"metadata": METADATA, "spec": {}, "status": {"phase": "Pending", "conditions": [CONDITION] * 5_000}}),
+    ("Pod", {"metadata": METADATA, "spec": {}, "status": {"phase": "Failed", "containerStatuses": [{"name": LONG}]}}),
+    ("Job", {"metadata": METADATA, "spec": {}, "status": {"conditions": [CONDITION] * 5_000}}),
     ("NetworkPolicy", {"metadata": METADATA | {"annotations": {"a": LONG}}}),
+    ("NetworkPolicy", {"metadata": METADATA | {"annotations": {"rollout.dev/a": LONG}}}),
+    ("Service", {"metadata": METADATA | {"labels": {f"rollout.dev/{n}": "x" * 60 for n in range(10_000)}}}),
 ]
 
 
