@@ -125,13 +125,16 @@ class Ask:
 class ExecutorRequest:
     """What to ask of the executor of a SandboxPool's Sandbox, besides its use."""
 
+    namespace: str
     name: str
     uid: str
-    """Name and uid of its Sandbox."""
+    """Namespace, name and uid of its Sandbox."""
     address: str
     token: str = field(repr=False)
     drain: bool = False
     """Have it refuse further workspaces."""
+    jobs: frozenset[str] = frozenset()
+    """Jobs of the namespace that may have workspaces, as `job_tag`."""
     forget: frozenset[str] = frozenset()
     """Jobs whose workspaces are left over, as `job_tag`: they are destroyed."""
 

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 from typing import Annotated, Any
 
 import aiohttp
@@ -20,13 +21,18 @@ from rollout_api.measured_memory import Measured
 from rollout_api.nesting import estimated_values, read_json
 from rollout_operator import clock
 from rollout_operator.actions import AskExecutors, ExecutorRequest, Ref
+from rollout_operator.tenant_limits import ByteBudget, pod_session, read_answer
 
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
 """Time limit for all requests to one executor. A healthy one answers in milliseconds."""
-MOST_ANSWER = 2**22
+MOST_ANSWER = 2**21
 """Most bytes of an answer. A list of 1,024 workspaces with as many prepared states takes about 1 MB."""
+MOST_LISTED = 2**12
+"""Most entries of that list: workspaces, those that joined them, and prepared states."""
+MOST_LEFT_OVER = 64
+"""Most jobs without a RolloutJob that a report keeps. The next report has the others."""
 MOST_VALUES = 2**18
 """Most values of an answer, of which each takes memory of the operator."""
 MOST_AT_ONCE = 16
@@ -54,8 +60,8 @@ class ExecutorReport:
     """Whether it refuses further workspaces."""
     measured: Measured = Measured()
     """Memory that its workspaces have used since its start."""
-    tags: frozenset[str] = frozenset()
-    """Jobs that have workspaces there, as `job_tag`."""
+    left_over: frozenset[str] = frozenset()
+    """Jobs that had workspaces there, but no RolloutJob when it was asked, as `job_tag`."""
     answered: bool = True
     """Whether the last request was answered."""
 
@@ -89,13 +95,14 @@ class _Listed(BaseModel):
 
 
 class _List(BaseModel):
-    workspaces: list[_Listed]
+    workspaces: Annotated[list[_Listed], Field(max_length=MOST_LISTED)]
 
 
 class ExecutorContact:
     """Runs the requests, and keeps the last report of each executor by the uid of its Sandbox."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: ByteBudget | None = None) -> None:
+        self._budget = budget or ByteBudget()
         self.known: dict[str, ExecutorReport] = {}
         self.on_done: Callable[[Ref], None] = lambda ref: None
         """Called when the requests for a pool have ended."""
@@ -124,9 +131,7 @@ class ExecutorContact:
 
     async def _run(self, ref: Ref, ask: AskExecutors) -> None:
         if self._session is None:
-            # The connector's own limit, of all namespaces together, would delay the requests of other tenants too.
-            connector = aiohttp.TCPConnector(limit=0)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+            self._session = pod_session()
         at_once = self._at_once.setdefault(ref.namespace, asyncio.Semaphore(MOST_AT_ONCE))
         await asyncio.gather(*(self._one(request, at_once) for request in ask.requests))
         self._tasks.pop(ref, None)
@@ -151,7 +156,7 @@ class ExecutorContact:
             await self._call(request, "DELETE", f"/attempts?prefix={prefix}")
         if request.drain:
             await self._call(request, "PUT", "/drain")
-        listed = _List.model_validate(await self._call(request, "GET", "/workspaces"))
+        left_over = _left_over(await self._call(request, "GET", "/workspaces"), request.jobs)
         health = _Health.model_validate(await self._call(request, "GET", "/health"))
         return ExecutorReport(
             clock.now(),
@@ -161,7 +166,7 @@ class ExecutorContact:
             disk_bytes=health.disk.used,
             draining=health.draining,
             measured=health.memory.measured,
-            tags=frozenset(tag for workspace in listed.workspaces if (tag := tag_of(workspace.attempt))),
+            left_over=left_over,
         )
 
     async def _call(self, request: ExecutorRequest, method: str, path: str) -> Any:
@@ -170,12 +175,17 @@ class ExecutorContact:
         headers = {"Authorization": f"Bearer {request.token}"}
         body = b"{}" if method == "PUT" else None
         url = f"http://{host}:{EXECUTOR_PORT}/v1{path}"
-        async with self._session.request(method, url, headers=headers, data=body, allow_redirects=False) as answer:
-            data = b""
-            async for chunk in answer.content.iter_any():
-                data += chunk
-                if len(data) > MOST_ANSWER:
-                    break
-            if answer.status != 200 or len(data) > MOST_ANSWER or estimated_values(data) > MOST_VALUES:
-                raise ValueError(f"{method} {path}: status {answer.status}, {len(data)} bytes")
+        async with (
+            self._budget.hold(request.namespace) as held,
+            self._session.request(method, url, headers=headers, data=body, allow_redirects=False) as answer,
+        ):
+            data = await read_answer(answer, MOST_ANSWER, held)
+            if answer.status != 200 or data is None or estimated_values(data) > MOST_VALUES:
+                raise ValueError(f"{method} {path}: status {answer.status}, or too large")
             return read_json(data)
+
+
+def _left_over(listed: Any, jobs: frozenset[str]) -> frozenset[str]:
+    """Return the jobs of listed workspaces, as `job_tag`, without `jobs`."""
+    tags = {tag_of(workspace.attempt) for workspace in _List.model_validate(listed).workspaces}
+    return frozenset(islice(tags - jobs - {""}, MOST_LEFT_OVER))

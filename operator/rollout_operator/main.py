@@ -35,6 +35,7 @@ from rollout_operator.loop import Loop
 from rollout_operator.metrics import Metrics
 from rollout_operator.model_server.control import Control
 from rollout_operator.model_server.operations import ServerOperations
+from rollout_operator.tenant_limits import ByteBudget
 from rollout_operator.world import WATCHED, Controller, Memory
 
 log = logging.getLogger(__name__)
@@ -61,8 +62,9 @@ class Operator:
         self.metrics = Metrics(self.cache, self.leadership.held)
         self.api.on_write = self.metrics.wrote
         self.events = EventRecorder(self.api)
-        self.operations = ServerOperations(Control(), may_ask=self.leadership.held)
-        self.executors = ExecutorContact()
+        answers = ByteBudget()
+        self.operations = ServerOperations(Control(budget=answers), may_ask=self.leadership.held)
+        self.executors = ExecutorContact(answers)
         execution = Execution(
             self.api,
             self.cache,

@@ -160,6 +160,7 @@ class Server(ServerContact):
 class LoadOptions:
     """Settings of a ModelServer's spec for loads."""
 
+    namespace: str
     mode: TransferMode
     model: str
     """Name under which it is served."""

@@ -1,15 +1,29 @@
-"""Limits of what the operator keeps in memory for tenants.
+"""Limits of what the operator keeps in memory for tenants: messages, and answers of programs in their pods.
 
 All tenants share one process with a fixed amount of memory. Anything of theirs that outlives the call that read it is cut
-here.
+or counted here.
 """
 
+import asyncio
+import contextlib
 import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Final
+
+import aiohttp
 
 MOST_CHARACTERS: Final = 1024
 """Longest message: of an error, an Event, a condition, a fact. API servers, registries and webhooks quote what tenants
 wrote, and an API server accepts no longer message in an Event.
+"""
+HELD_BYTES: Final = 96 * 2**20
+"""Most bytes of answers that are held at one time, of all namespaces together."""
+SHARE_BYTES: Final = 32 * 2**20
+"""Most bytes of these for one namespace, so that one tenant's answers do not stop the others."""
+SMALL_BYTES: Final = 2**16
+"""Answers up to this size are not counted while they are read: the buffers of a connection are as large. So small answers
+never wait for room.
 """
 
 
@@ -24,3 +38,93 @@ def shortened(text: str, most: int = MOST_CHARACTERS) -> str:
 def digest(*texts: str) -> bytes:
     """Return a key for texts of any length."""
     return hashlib.sha256("\0".join(texts).encode(errors="surrogatepass")).digest()
+
+
+class ByteBudget:
+    """Counts the bytes that are held for tenants, by namespace."""
+
+    def __init__(self, total: int = HELD_BYTES, share: int = SHARE_BYTES) -> None:
+        self._total, self._share = total, share
+        self._held: Counter[str] = Counter()
+        self._freed = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, namespace: str, beyond: int = SMALL_BYTES) -> AsyncIterator["Held"]:
+        """Count bytes for a namespace until the block ends: those of answers larger than `beyond`."""
+        held = Held(self, namespace, beyond)
+        try:
+            yield held
+        finally:
+            held.shrink(0)
+
+    def has_room(self, namespace: str, size: int) -> bool:
+        return self._held[namespace] + size <= self._share and self._held.total() + size <= self._total
+
+    def add(self, namespace: str, size: int) -> None:
+        """Count more bytes, or fewer if `size` is negative."""
+        self._held[namespace] += size
+        if not self._held[namespace]:
+            del self._held[namespace]
+        if size < 0:
+            self._freed.set()
+            self._freed = asyncio.Event()
+
+    async def freed(self) -> None:
+        """Wait until some bytes are no longer held."""
+        await self._freed.wait()
+
+
+class Held:
+    """Bytes that one operation holds."""
+
+    def __init__(self, budget: ByteBudget, namespace: str, beyond: int) -> None:
+        self._budget, self._namespace, self.beyond = budget, namespace, beyond
+        self.size = 0
+        self.waits = False
+        """Whether it waits for room."""
+
+    async def grow(self, size: int) -> None:
+        """Hold `size` bytes in all, after waiting for room. The caller limits the time."""
+        self.waits = True
+        while not self._budget.has_room(self._namespace, size - self.size):
+            await self._budget.freed()
+        self.waits = False
+        self._set(size)
+
+    def shrink(self, size: int) -> None:
+        """Hold only `size` bytes from now on."""
+        self._set(min(size, self.size))
+
+    def _set(self, size: int) -> None:
+        self._budget.add(self._namespace, size - self.size)
+        self.size = size
+
+
+def pod_session() -> aiohttp.ClientSession:
+    """Return a session for requests to programs in tenants' pods."""
+    return aiohttp.ClientSession(
+        # The connector's own limit, of all namespaces together, would delay the requests of other tenants too.
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None),
+        # Responses are not decompressed, because a small one could become very large.
+        auto_decompress=False,
+        headers={"Accept-Encoding": "identity"},
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+async def read_answer(response: aiohttp.ClientResponse, most: int, held: Held) -> bytes | None:
+    """Return the body of a response; None if it has more than `most` bytes.
+
+    `held` then counts twice its bytes, for the answer and what is made of it, unless that is small.
+    """
+    if (response.content_length or 0) > most:
+        return None
+    data = bytearray()
+    async for piece in response.content.iter_any():
+        data += piece
+        if len(data) > most:
+            return None
+        if len(data) > held.beyond and not held.size:
+            await held.grow(2 * max(SMALL_BYTES, response.content_length or most))
+    return bytes(data)

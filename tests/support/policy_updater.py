@@ -92,6 +92,7 @@ async def run(folder: Path) -> None:
         seen = observe(folder, operations)
         decision = decide(seen)
         options = LoadOptions(
+            namespace=REF.namespace,
             mode=seen.mode,
             model=MODEL,
             model_path=str(folder / "model"),

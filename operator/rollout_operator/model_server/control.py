@@ -6,6 +6,7 @@ The gateway (`agent_runtime/serving`) listens on this port. It forwards the infe
 """
 
 import asyncio
+import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from rollout_api.model_server import MOST_ADAPTERS, AdapterName, PolicySource
 from rollout_api.nesting import estimated_values
 from rollout_operator import clock
 from rollout_operator.server_contact import AdapterFailure, LoadedAdapter, ServerReport, WantedAdapter
+from rollout_operator.tenant_limits import MOST_CHARACTERS, ByteBudget, Held, pod_session, read_answer, shortened
 
 OfferedT = TypeVar("OfferedT")
 
@@ -42,8 +44,6 @@ MOST_HOOK_ANSWER = 16 * 2**20
 MOST_VALUES: Final = 2**20
 """Most values of a response, of which each takes memory of the operator."""
 
-MESSAGE_CHARACTERS: Final = 1024
-"""Longest error message. It may quote a response."""
 VERSION_DIGITS: Final = len(str(2**53))
 """Most digits of `spec.policy.version`."""
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -67,9 +67,9 @@ class ControlError(Exception):
     """A server, or the trainer's hook behind it, refused, failed, or returned an unusable response."""
 
     def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(message)
-        self.message = message[:MESSAGE_CHARACTERS]
+        self.message = shortened(message)
         """Message with the called server, the route and the response."""
+        super().__init__(self.message)
         self.status = status
         """HTTP status; 0: no response."""
 
@@ -83,6 +83,7 @@ class ControlError(Exception):
 class Address:
     """Address of one server's control port."""
 
+    namespace: str
     name: str
     url: str
     token: str = field(repr=False)
@@ -99,9 +100,11 @@ class Address:
 class Control:
     """Client of control ports, over one session. Every method raises ControlError."""
 
-    def __init__(self, backoff_seconds: float = BACKOFF_SECONDS) -> None:
+    def __init__(self, backoff_seconds: float = BACKOFF_SECONDS, budget: ByteBudget | None = None) -> None:
         self._session: aiohttp.ClientSession | None = None
         self._backoff = backoff_seconds
+        self.budget = budget or ByteBudget()
+        """Counts the bytes of large answers."""
 
     async def close(self) -> None:
         """Close all connections and fail the pending requests."""
@@ -206,11 +209,11 @@ class Control:
         }
         await self._post(server, "/policy/adapters", {"adapters": wanted, "seconds": seconds})
 
-    async def begin_transfer(self, server: Address, init: Mapping[str, Any] | None) -> None:
-        """Prepare an engine to receive tensors."""
-        transfer = _transfer(server)
+    async def begin_transfer(self, server: Address, init: bytes | None) -> None:
+        """Prepare an engine to receive tensors. `init` is the body of the request that initializes it (`hook.py`)."""
+        transfer = transfer_of(server)
         if init is not None:
-            await self._send(server, transfer.init(init))
+            await self._send(server, transfer.init({}), init)
         try:
             await self._send(server, transfer.start, tries=1)
         except ControlError:
@@ -218,13 +221,15 @@ class Control:
             await self._send(server, transfer.cancel, tries=1)
             await self._send(server, transfer.start, tries=1)
 
-    async def transfer(self, server: Address, update: Mapping[str, Any], seconds: float) -> None:
-        """Receive the tensors that `update` describes. Not retried, because the trainer sends them once."""
-        await self._send(server, replace(_transfer(server).update(update), seconds=seconds), tries=1)
+    async def transfer(self, server: Address, update: bytes, seconds: float) -> None:
+        """Receive the tensors that the body `update` describes (`hook.py`). Not retried, because the trainer sends them
+        once.
+        """
+        await self._send(server, replace(transfer_of(server).update({}), seconds=seconds), update, tries=1)
 
     async def finish_transfer(self, server: Address, version: int) -> None:
         """Finish a transfer and set the version of the weights."""
-        await self._send(server, _transfer(server).finish(str(version)))
+        await self._send(server, transfer_of(server).finish(str(version)))
 
     async def digest(self, server: Address) -> str | None:
         """Return a SHA-256 over the engine's checksums of its weights; None if it has none."""
@@ -239,15 +244,18 @@ class Control:
             raise ControlError(f"{server.name}: POST /policy/digest answered {answer}; expected a SHA-256")
         return digest
 
-    async def ask_hook(self, server: Address, url: str, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    async def ask_hook(
+        self, server: Address, url: str, question: Mapping[str, Any], seconds: float, held: Held
+    ) -> dict[str, Any]:
         """Call the trainer's hook through a server's gateway. The response describes the tensors that the trainer will
-        send.
+        send. `held` then counts twice its bytes.
 
         The operator does not call the URL itself: it comes from a manifest, and the operator can connect to more than the
         manifest's author. It sends requests only to the API server and to control ports of pods.
         """
         body = {"url": url, "question": question, "seconds": seconds}
-        return await self._ask(server, "/policy/hook", body, seconds=seconds + CONNECT_SECONDS, most=MOST_HOOK_ANSWER)
+        seconds += CONNECT_SECONDS
+        return await self._ask(server, "/policy/hook", body, seconds=seconds, most=MOST_HOOK_ANSWER, held=held)
 
     async def _look(self, server: Address, request: Request) -> Answer:
         """Send a GET request of a description. Its `also` are statuses that the description reads itself."""
@@ -259,10 +267,11 @@ class Control:
             return Answer(error.status)
         return Answer(200, _json(server, "GET", request.path, data) if data else {})
 
-    async def _send(self, server: Address, request: Request, **options: Any) -> None:
-        """Send a POST request of a description."""
+    async def _send(self, server: Address, request: Request, body: bytes | None = None, **options: Any) -> None:
+        """Send a POST request of a description. `body` is JSON that replaces the request's own body."""
         seconds = ENGINE_SECONDS if request.seconds is None else request.seconds
-        await self._post(server, request.path, request.body, seconds=seconds, query=request.query, **options)
+        sent = request.body if body is None else body
+        await self._post(server, request.path, sent, seconds=seconds, query=request.query, **options)
 
     async def _get(self, server: Address, route: str) -> dict[str, Any]:
         return _json(server, "GET", route, await self._request("GET", server, route, None, CHECK_SECONDS))
@@ -274,7 +283,7 @@ class Control:
         self,
         server: Address,
         route: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | bytes | None = None,
         seconds: float = ENGINE_SECONDS,
         tries: int = TRIES,
         **options: Any,
@@ -294,40 +303,49 @@ class Control:
         method: str,
         server: Address,
         route: str,
-        body: Mapping[str, Any] | None,
+        body: Mapping[str, Any] | bytes | None,
         seconds: float,
         query: Mapping[str, str] | None = None,
         most: int = MOST_ANSWER,
+        held: Held | None = None,
     ) -> bytes:
+        """Return the response. `held` then counts twice its bytes."""
+        if held is None:
+            async with self.budget.hold(server.namespace) as held:
+                return await self._request(method, server, route, body, seconds, query, most, held)
         if self._session is None:
-            # Responses are not decompressed, because a small one could become very large.
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                auto_decompress=False,
-                headers={"Accept-Encoding": "identity"},
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
+            self._session = pod_session()
         url = server.url + route
         what = f"{server.name}: {method} {url}"
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
-        data = bytearray()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        # From a file, the body is sent in pieces. Bytes would be copied for each server that reads slowly.
+        sent: dict[str, Any] = {"data": io.BytesIO(body)} if isinstance(body, bytes) else {"json": body}
+        headers = _headers(server) | ({"Content-Type": "application/json"} if isinstance(body, bytes) else {})
+        held.shrink(0)
         try:
             # No redirects: a server must not choose where the operator sends requests and the token.
-            async with self._session.request(
-                method, url, json=body, params=query, headers=_headers(server), timeout=timeout, allow_redirects=False
-            ) as response:
-                async for piece in response.content.iter_any():
-                    data += piece
-                    if len(data) > most:
-                        raise ControlError(f"{what} answered more than {most} bytes")
+            async with (
+                asyncio.timeout(seconds),
+                self._session.request(
+                    method, url, params=query, headers=headers, timeout=timeout, allow_redirects=False, **sent
+                ) as response,
+            ):
+                data = await read_answer(response, most, held)
         except TimeoutError as error:
+            if held.waits:
+                words = "the answers of other servers take all memory that the operator has for them"
+                raise ControlError(
+                    f"{what}: its answer was not read within {seconds:.0f} s, because {words}"
+                ) from error
             raise ControlError(f"{what} did not answer within {seconds:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ControlError(f"{what} cannot be reached: {error}") from error
+        if data is None:
+            raise ControlError(f"{what} answered more than {most} bytes")
         if response.status >= 300:
             words = " ".join(data[:500].decode(errors="replace").split())
             raise ControlError(f"{what} answered {response.status}: {words or response.reason}", response.status)
-        return bytes(data)
+        return data
 
 
 def _offered(server: Address, offered: OfferedT | None, what: str) -> OfferedT:
@@ -340,7 +358,8 @@ def _sleep(server: Address) -> Sleep:
     return _offered(server, server.updates.sleep, "asleep")
 
 
-def _transfer(server: Address) -> Transfer:
+def transfer_of(server: Address) -> Transfer:
+    """Return the requests with which the server receives tensors. Raises ControlError."""
     return _offered(server, server.updates.transfer, "weightTransfer.mode Push")
 
 
@@ -363,7 +382,7 @@ class ReportedFailure(ApiModel):
     """A version that a gateway could not load."""
 
     version: int
-    message: Annotated[str, StringConstraints(max_length=MESSAGE_CHARACTERS)]
+    message: Annotated[str, StringConstraints(max_length=MOST_CHARACTERS)]
     fetched: bool
     seconds: Annotated[float, Field(ge=0)]
     """Time since then."""
@@ -399,7 +418,7 @@ def _adapters(server: Address, reported: Any, now: datetime) -> dict[str, Loaded
             for name, adapter in found.items()
         }
     except (ValidationError, OverflowError, ValueError) as error:
-        words = " ".join(str(error).split())[:MESSAGE_CHARACTERS]
+        words = shortened(" ".join(str(error).split()))
         raise ControlError(f"{server.name}: GET /policy/served answered adapters of another form: {words}") from error
 
 

@@ -7,19 +7,19 @@ them again.
 
 import asyncio
 import logging
+import reprlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Self
-
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic.alias_generators import to_camel
+from typing import Any
 
 from rollout_api.model_server import TransferMode
 from rollout_operator import clock
 from rollout_operator.actions import Ask, Ref
-from rollout_operator.model_server.control import ENDED, LOADING, Address, Control, ControlError
+from rollout_operator.model_server.control import ENDED, LOADING, Address, Control, ControlError, transfer_of
+from rollout_operator.model_server.hook import HookProblem, Transfer, read_hook_answer
 from rollout_operator.server_contact import Call, Failure, Server, ServerContact, ServerOperation
+from rollout_operator.tenant_limits import Held
 
 log = logging.getLogger(__name__)
 
@@ -156,39 +156,46 @@ class ServerOperations:
     async def _push(self, ask: Ask) -> None:
         """Load pushed weights on all servers together, because all take part in the trainer's broadcast."""
         deadline = asyncio.get_running_loop().time() + ask.options.push_seconds
-        try:
-            answer = await self._ask_hook(ask)
-        except ControlError as error:
-            for server in ask.servers:
-                self._record(server, ask.operation, error, untouched=True)
-            await asyncio.gather(*(self._store_report(self._address(ask, server), server) for server in ask.servers))
-            return
-        await asyncio.gather(*(self._receive(ask, server, answer, deadline) for server in ask.servers))
+        async with self._control.budget.hold(ask.options.namespace, beyond=0) as held:
+            try:
+                sent = await self._ask_hook(ask, held)
+            except ControlError as error:
+                held.shrink(0)
+                for server in ask.servers:
+                    self._record(server, ask.operation, error, untouched=True)
+                await asyncio.gather(
+                    *(self._store_report(self._address(ask, server), server) for server in ask.servers)
+                )
+                return
+            await asyncio.gather(*(self._receive(ask, server, sent[server.name], deadline) for server in ask.servers))
 
-    async def _ask_hook(self, ask: Ask) -> "HookAnswer":
-        """Call the trainer's hook through the first gateway that responds."""
+    async def _ask_hook(self, ask: Ask, held: Held) -> Mapping[str, Transfer]:
+        """Call the trainer's hook through the first gateway that responds. `held` then counts what is kept of the answer."""
         options, question = ask.options, _question(ask)
         assert options.hook is not None
         for server in ask.servers:
             address = self._address(ask, server)
             try:
-                answer = await self._control.ask_hook(address, options.hook, question, options.push_seconds)
-                return HookAnswer.model_validate(answer)
-            except ValidationError as error:
-                raise ControlError(f"weightTransfer.push.hook answered {str(answer)[:200]}: {error}") from error
+                answer = await self._control.ask_hook(address, options.hook, question, options.push_seconds, held)
+                names = [server.name for server in ask.servers]
+                sent, size = read_hook_answer(answer, transfer_of(address), names, held.size)
+                held.shrink(size)
+                return sent
+            except HookProblem as error:
+                raise ControlError(f"weightTransfer.push.hook answered {reprlib.repr(answer)}: {error}") from error
             except ControlError as error:
                 if error.status or server is ask.servers[-1]:
                     raise
         raise AssertionError("unreachable")
 
-    async def _receive(self, ask: Ask, server: Server, answer: "HookAnswer", deadline: float) -> None:
-        address, sent, failed = self._address(ask, server), answer.of(server.name), None
+    async def _receive(self, ask: Ask, server: Server, sent: Transfer, deadline: float) -> None:
+        address, failed = self._address(ask, server), None
         seconds, version = ask.options.push_seconds, ask.operation.version
         try:
             async with asyncio.timeout_at(deadline):
                 await self._control.name_weights(address, f"{LOADING}-{version}")
-                await self._control.begin_transfer(address, sent.init_info)
-                for update in sent.updates or ():
+                await self._control.begin_transfer(address, sent.init)
+                for update in sent.updates:
                     await self._control.transfer(address, update, seconds)
                 await self._control.finish_transfer(address, version)
         except TimeoutError:
@@ -223,7 +230,7 @@ class ServerOperations:
         """
         report = self._of(server).report
         process, options = "" if report is None else report.process, ask.options
-        return Address(server.name, server.control_url, options.token, process, options.engine)
+        return Address(options.namespace, server.name, server.control_url, options.token, process, options.engine)
 
     def _of(self, server: Server) -> ServerContact:
         return self.known.get(server.key, ServerContact())
@@ -242,35 +249,6 @@ class ServerOperations:
                 return  # The request was for an engine process that has ended. The current one has not failed.
             failures[operation.call] = Failure(clock.now(), operation, error.message, untouched)
         self._update(server, failures=failures)
-
-
-class Transfer(BaseModel):
-    """Tensors to send to one server or to each of them."""
-
-    model_config = ConfigDict(alias_generator=to_camel)
-
-    init_info: dict[str, Any] | None = None
-    """`init_info` of vLLM's `/init_weight_transfer_engine`; None if the engine is initialized already."""
-    updates: list[dict[str, Any]] | None = None
-    """`update_info` of each `/update_weights` in order: names, types and shapes, as the backend expects them."""
-
-
-class HookAnswer(Transfer):
-    """Response of a trainer's hook: `{"initInfo"?, "updates": [...], "servers"?: {name: {initInfo?, updates?}}}`."""
-
-    servers: dict[str, Transfer] = {}
-    """Entries by server name. Their fields replace those for all servers."""
-
-    @model_validator(mode="after")
-    def _has_updates(self) -> Self:
-        transfers: list[Transfer] = [self, *self.servers.values()]
-        if not any(transfer.updates for transfer in transfers):
-            raise ValueError("expected `updates`, a list with the update_info of each call of /update_weights")
-        return self
-
-    def of(self, server: str) -> Transfer:
-        own = self.servers.get(server, Transfer())
-        return self.model_copy(update=own.model_dump(exclude_unset=True))
 
 
 def _question(ask: Ask) -> dict[str, Any]:

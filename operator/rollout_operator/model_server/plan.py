@@ -151,6 +151,7 @@ def _servers(seen: Observed, decision: Decision) -> Iterator[Action]:
 def load_options(seen: Observed, server: ModelServer) -> LoadOptions:
     transfer = server.spec.weight_transfer
     return LoadOptions(
+        namespace=seen.ref.namespace,
         mode=transfer.mode,
         model=server.spec.model.name,
         model_path=weights(server, seen.config).path,

@@ -142,13 +142,16 @@ def _requests(seen: Observed, key: str) -> Iterator[ExecutorRequest]:
         if not member.is_ready or not member.address:
             continue
         report = member.report
-        left_over = frozenset() if report is None else report.tags - seen.jobs
+        left_over = frozenset() if report is None else report.left_over - seen.jobs
         is_due = report is None or seen.now - report.at >= timedelta(seconds=ASK_SECONDS)
         is_news = member.is_draining and report is not None and report.answered and not report.draining
         if is_due or is_news:
             token = executor_token(key, member.name, member.uid)
             yield ExecutorRequest(
-                member.name, member.uid, member.address, token, drain=member.is_draining, forget=left_over
+                *(seen.ref.namespace, member.name, member.uid, member.address, token),
+                drain=member.is_draining,
+                jobs=seen.jobs,
+                forget=left_over,
             )
 
 

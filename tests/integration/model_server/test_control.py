@@ -1,8 +1,10 @@
 """The operator's side of the control port: what is retried, and the messages of failures."""
 
 import asyncio
+import json
 import resource
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -15,6 +17,8 @@ from rollout_operator.actions import Ask, Ref
 from rollout_operator.model_server.control import MOST_ANSWER, Address, Control, ControlError
 from rollout_operator.model_server.operations import ServerOperations
 from rollout_operator.server_contact import Call, LoadOptions, Server, ServerOperation
+from rollout_operator.tenant_limits import ByteBudget
+from tests.support.memory_api import until
 
 
 class Port:
@@ -23,9 +27,16 @@ class Port:
     def __init__(self) -> None:
         self.answers: dict[str, list[web.Response]] = {}
         self.asked: list[tuple[str, str]] = []
+        self.bodies: dict[str, bytes] = {}
+        """Last body by route."""
+        self.gates: dict[str, asyncio.Event] = {}
+        """Routes that answer only when their event is set."""
 
     async def handle(self, request: web.Request) -> web.Response:
         self.asked.append((request.path, request.headers.get("Authorization", "")))
+        self.bodies[request.path] = await request.read()
+        if gate := self.gates.get(request.path):
+            await gate.wait()
         answers = self.answers.get(request.path, [web.json_response({})])
         found = answers.pop(0) if len(answers) > 1 else answers[0]
         location = {"Location": found.headers["Location"]} if "Location" in found.headers else {}
@@ -54,7 +65,7 @@ async def port() -> AsyncIterator[tuple[Port, Address, Control]]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        yield port, Address("qwen-0", "http://{}:{}".format(*runner.addresses[0][:2]), "secret"), control
+        yield port, Address("team", "qwen-0", "http://{}:{}".format(*runner.addresses[0][:2]), "secret"), control
     finally:
         await control.close()
         await runner.cleanup()
@@ -79,7 +90,7 @@ async def test_tensors_are_never_requested_twice(port: tuple[Port, Address, Cont
     answers, server, control = port
     answers.answers["/update_weights"] = [web.Response(status=500)]
     with pytest.raises(ControlError):
-        await control.transfer(server, {"names": []}, seconds=5)
+        await control.transfer(server, b"{}", seconds=5)
     assert len(answers.asked) == 1
 
 
@@ -101,8 +112,10 @@ async def test_control_reads_a_large_hook_answer_whole(port: tuple[Port, Address
     answers, server, control = port
     names = [f"model.layers.{number}.mlp.experts.w1.weight" for number in range(100_000)]
     answers.answers["/policy/hook"] = [web.json_response({"updates": [{"names": names}]})]
-    answer = await control.ask_hook(server, "http://trainer.example/hook", {}, seconds=30)
-    assert answer == {"updates": [{"names": names}]}
+    async with control.budget.hold("team") as held:
+        answer = await control.ask_hook(server, "http://trainer.example/hook", {}, 30, held)
+        assert answer == {"updates": [{"names": names}]}
+        assert held.size > 2 * len(str(names))
 
 
 @pytest.mark.parametrize(
@@ -158,8 +171,9 @@ async def test_control_does_not_parse_a_hook_answer_that_would_fill_its_memory(
     updates = b'{"updates": [{"x": [' + b",".join([nested] * 20_000) + b"]}]}"
     answers.answers["/policy/hook"] = [web.Response(body=updates)]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ControlError, match="/policy/hook answered more than 1048576 values"):
-        await control.ask_hook(server, "http://trainer", {}, seconds=5)
+    async with control.budget.hold("team") as held:
+        with pytest.raises(ControlError, match="/policy/hook answered more than 1048576 values"):
+            await control.ask_hook(server, "http://trainer", {}, 5, held)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024, "KiB; parsed it takes 800 MiB"
 
 
@@ -187,9 +201,9 @@ async def test_a_side_car_that_names_no_folder_is_an_error(port: tuple[Port, Add
 async def test_port_without_a_listener_is_named(port: tuple[Port, Address, Control]) -> None:
     _, _, control = port
     with pytest.raises(ControlError, match=r"qwen-1: GET http://127.0.0.1:1/policy/served cannot be reached") as raised:
-        await control.server_report(Address("qwen-1", "http://127.0.0.1:1", "secret"))
+        await control.server_report(Address("team", "qwen-1", "http://127.0.0.1:1", "secret"))
     assert raised.value.may_pass
-    assert "secret" not in repr(Address("qwen-1", "http://127.0.0.1:1", "secret"))
+    assert "secret" not in repr(Address("team", "qwen-1", "http://127.0.0.1:1", "secret"))
 
 
 async def test_operator_never_connects_to_the_address_of_a_push_hook(port: tuple[Port, Address, Control]) -> None:
@@ -205,6 +219,7 @@ async def test_operator_never_connects_to_the_address_of_a_push_hook(port: tuple
     operations.on_done = lambda ref: done.set()
     target = up(server)
     options = LoadOptions(
+        namespace="team",
         mode=TransferMode.PUSH,
         model="qwen",
         model_path="/models/qwen",
@@ -221,6 +236,61 @@ async def test_operator_never_connects_to_the_address_of_a_push_hook(port: tuple
     elsewhere.close()
     assert connections == []
     assert "the trainer is away" in operations.known[target.key].failures[Call.LOAD].message
+
+
+async def test_answers_of_hooks_are_held_within_the_memory_of_all_tenants(port: tuple[Port, Address, Control]) -> None:
+    """They are held until the tensors have arrived, for which a tenant's servers may take any time."""
+    answers, server, _ = port
+    update = {"names": ["x" * 200_000]}
+    large = web.json_response({"initInfo": {"rank": 0}, "updates": [update]})
+    answers.answers |= {
+        "/policy/hook": [large],
+        "/policy/served": [web.json_response({"engine": "a-process", "version": None})],
+        "/is_paused": [web.json_response({"is_paused": True})],
+        "/weight_info": [web.json_response({"weight_version": "1"})],
+    }
+    gate = answers.gates["/start_weight_update"] = asyncio.Event()
+    # For two answers of a namespace: one that is held, and one of which requests are made.
+    control = Control(backoff_seconds=0.01, budget=ByteBudget(total=2**21, share=650_000))
+    operations, ended = ServerOperations(control, may_ask=lambda: True), list[Ref]()
+    operations.on_done = ended.append
+    options = LoadOptions(
+        namespace="team",
+        mode=TransferMode.PUSH,
+        model="qwen",
+        model_path="/models/qwen",
+        fetch_seconds=30,
+        hook="http://trainer",
+        push_seconds=30,
+        world_size=1,
+        update=1,
+        token="secret",
+    )
+    operation = ServerOperation(Call.LOAD, PolicySource(version=1))
+
+    def push(number: int, namespace: str) -> None:
+        target = replace(up(server), name=f"{namespace}-{number}", uid=f"{namespace}-{number}")
+        ask = Ask(operation, (target,), replace(options, namespace=namespace))
+        operations.start(Ref("ModelServer", namespace, f"qwen-{number}"), ask)
+
+    def count(route: str) -> int:
+        return [path for path, _ in answers.asked].count(route)
+
+    for number in range(3):
+        push(number, "team")
+    await until(lambda: count("/policy/hook") == 3 and count("/start_weight_update") == 2, "two are held")
+    push(0, "other")
+    await until(lambda: count("/start_weight_update") == 3, "one of another namespace")
+    assert control.budget.has_room("other", 650_000 - 210_000), "its requests are held, and not what was parsed"
+    await asyncio.sleep(0.2)
+    assert count("/start_weight_update") == 3, "one waits"
+    gate.set()
+    await until(lambda: len(ended) == 4, "all have ended")
+    await control.close()
+    assert not any(contact.failures for contact in operations.known.values())
+    assert json.loads(answers.bodies["/init_weight_transfer_engine"]) == {"init_info": {"rank": 0}}
+    assert json.loads(answers.bodies["/update_weights"]) == {"update_info": update}
+    assert control.budget.has_room("team", 650_000)
 
 
 @pytest.mark.parametrize(("engine", "blamed"), [(VLLM, False), (SGLANG, True)], ids=["vLLM", "SGLang"])
@@ -240,6 +310,7 @@ async def test_end_during_a_load_counts_against_the_version_if_bad_weights_end_t
     operations.on_done = lambda ref: done.set()
     target = up(server)
     options = LoadOptions(
+        namespace="team",
         mode=TransferMode.PULL,
         model="qwen",
         model_path="/models/qwen",

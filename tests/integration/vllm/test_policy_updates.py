@@ -260,7 +260,7 @@ async def test_engine_that_failed_to_sleep_samples_no_token_when_it_wakes(server
     await server.name_weights("falling-asleep-0")
     control = Control()
     try:
-        await control.wake(Address("s-0", server.url, ""))
+        await control.wake(Address("team", "s-0", server.url, ""))
     finally:
         await control.close()
     assert await server.get("/is_paused") == {"is_paused": True}

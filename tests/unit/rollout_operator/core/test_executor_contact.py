@@ -12,7 +12,8 @@ from aiohttp import web
 from rollout_api.measured_memory import Measured
 from rollout_operator import executor_contact
 from rollout_operator.actions import AskExecutors, ExecutorRequest, Ref
-from rollout_operator.executor_contact import ExecutorContact, ExecutorReport
+from rollout_operator.executor_contact import MOST_LEFT_OVER, MOST_LISTED, ExecutorContact, ExecutorReport
+from rollout_operator.tenant_limits import ByteBudget
 
 REF = Ref("SandboxPool", "lab", "warm")
 HEALTH = {
@@ -73,10 +74,10 @@ async def executor(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Executor]:
     await runner.cleanup()
 
 
-async def asked(**changes: Any) -> ExecutorReport:
-    contact, done = ExecutorContact(), asyncio.Event()
+async def asked(budget: ByteBudget | None = None, **changes: Any) -> ExecutorReport:
+    contact, done = ExecutorContact(budget), asyncio.Event()
     contact.on_done = lambda ref: done.set()
-    request = ExecutorRequest("warm-1", "uid-1", "127.0.0.1", "secret", **changes)
+    request = ExecutorRequest("lab", "warm-1", "uid-1", "127.0.0.1", "secret", **changes)
     contact.start(REF, AskExecutors((request,)))
     async with asyncio.timeout(20):
         await done.wait()
@@ -87,7 +88,7 @@ async def asked(**changes: Any) -> ExecutorReport:
 async def test_use_and_jobs_are_read(executor: Executor) -> None:
     report = await asked()
     assert (report.live, report.uses, report.disk_bytes, report.draining) == (2, 7, 30, False)
-    assert report.tags == {"0123abcd-"}
+    assert report.left_over == {"0123abcd-"}
     assert report.answered
     assert report.measured == Measured(), "an earlier executor reports none"
     assert executor.calls == ["GET /v1/workspaces", "GET /v1/health"]
@@ -123,11 +124,40 @@ async def test_what_is_left_over_ends_before_the_executor_is_counted(executor: E
         b'{"live": ' + b"9" * 100_000 + b"}",
         json.dumps({"live": [0] * 300_000}).encode(),
         "endless",
+        {**HEALTH, "more": "x" * 2**21},
     ],
 )
 async def test_an_answer_that_is_not_understood_counts_as_none(executor: Executor, health: Any) -> None:
     executor.health = health
     assert not (await asked()).answered
+
+
+async def test_a_list_of_more_workspaces_than_can_exist_is_not_kept(executor: Executor) -> None:
+    executor.workspaces = {"workspaces": [{"attempt": f"{number:08x}-"} for number in range(MOST_LISTED + 1)]}
+    report = await asked()
+    assert not report.answered
+    assert not report.left_over
+
+
+async def test_a_report_keeps_a_few_jobs_that_are_left_over(executor: Executor) -> None:
+    tags = [f"{number:08x}-" for number in range(1000)]
+    executor.workspaces = {"workspaces": [{"attempt": f"{tag}0-1-0.agent"} for tag in tags]}
+    assert len((await asked()).left_over) == MOST_LEFT_OVER
+    assert (await asked(jobs=frozenset(tags[1:]))).left_over == {tags[0]}
+
+
+async def test_large_lists_are_read_within_the_memory_of_all_tenants(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = ByteBudget(total=2**20, share=2**20)
+    executor.workspaces = {"workspaces": [{"attempt": "0123abcd-", "more": "x" * 200_000}]}
+    async with budget.hold("another") as held:
+        await held.grow(2**20)
+        with monkeypatch.context() as short:
+            short.setattr(executor_contact, "ANSWER_SECONDS", 0.3)
+            assert not (await asked(budget)).answered, "the answer waits for room"
+    assert (await asked(budget)).answered
+    assert budget.has_room("lab", 2**20), "nothing is held any more"
 
 
 async def test_a_silent_executor_is_given_up(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,10 +188,13 @@ async def test_silent_executors_of_another_namespace_delay_no_request(executor: 
 
     async with await asyncio.start_server(stay_silent, "127.0.0.2", executor.port):
         for number in range(8):
-            silent = (ExecutorRequest(f"{number}-{one}", f"{number}-{one}", "127.0.0.2", "other") for one in range(40))
+            silent = (
+                ExecutorRequest("hostile", f"{number}-{one}", f"{number}-{one}", "127.0.0.2", "other")
+                for one in range(40)
+            )
             contact.start(Ref("SandboxPool", "hostile", f"pool-{number}"), AskExecutors(tuple(silent)))
         await asyncio.sleep(0.1)
-        request = ExecutorRequest("warm-1", "uid-1", "127.0.0.1", "secret", forget=frozenset({"0123abcd-"}))
+        request = ExecutorRequest("lab", "warm-1", "uid-1", "127.0.0.1", "secret", forget=frozenset({"0123abcd-"}))
         contact.start(REF, AskExecutors((request,)))
         async with asyncio.timeout(2):
             await done.wait()

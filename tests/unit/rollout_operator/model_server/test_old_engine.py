@@ -19,7 +19,7 @@ async def test_an_engine_without_weight_versions_has_its_own_weights_and_becomes
     control = Control()
     async with TestServer(app) as server:
         try:
-            found = await control.server_report(Address("old-0", str(server.make_url("")).rstrip("/"), "t"))
+            found = await control.server_report(Address("team", "old-0", str(server.make_url("")).rstrip("/"), "t"))
             assert (found.process, found.paused, found.version, found.opened) == ("a-process", False, 0, None)
         finally:
             await control.close()

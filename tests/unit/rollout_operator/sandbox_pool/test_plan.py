@@ -157,7 +157,7 @@ def test_a_quarter_is_replaced_at_once() -> None:
 
 
 def test_workspaces_of_jobs_that_have_ended_are_destroyed() -> None:
-    report = ExecutorReport(NOW - timedelta(seconds=9), tags=frozenset({"11111111-", "22222222-"}))
+    report = ExecutorReport(NOW - timedelta(seconds=9), left_over=frozenset({"11111111-", "22222222-"}))
     (request,) = asked(plan(seen([member("a", report=report)], jobs=frozenset({"22222222-"})))).values()
     assert request.forget == {"11111111-"}
     assert request.token == executor_token(KEY, "a", "uid-a")
