@@ -40,7 +40,7 @@ NOT_SANDBOX: Json = {"key": ROLE_LABEL, "operator": "NotIn", "values": [SANDBOX_
 """Label selector requirement that excludes sandboxes and includes pods without the label."""
 
 _BY_ADMISSION = re.compile(
-    r'(?:[\w./-]+ "[^"]*" is forbidden: )?'
+    r'(?:creating \w+ [\w./-]+: )?(?:[\w./-]+ "[^"]*" is forbidden: )?'
     r"(?:violates PodSecurity|unable to validate against any"
     r"|ValidatingAdmissionPolicy '[^']*'(?: with binding '[^']*')? denied request"
     r'|admission webhook "[^"]*" denied the request)'
