@@ -52,12 +52,13 @@ _NEEDS_NO_PASSWORD = (
 
 _CLOSE = """\
 set -e
+PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH
 for above in / /logs; do
   [ ! -e "$above" ] || { chown 0 "$above"; chmod go-w "$above"; }
 done
-chmod 700"""
-"""Shell commands for root, to be followed by folders: only root may enter them, or replace them. Modes also bound what a
-default ACL of the image gives to others.
+chmod -R go-rwx"""
+"""Shell commands for root, to be followed by folders: only root may replace them, enter them, or stay in one of their
+subfolders. Modes also bound what a default ACL of the image gives to others.
 """
 
 
@@ -269,7 +270,6 @@ class _Grading:
             f"{_CLOSE} {shlex.join(folders)}",
             key=self.key("close"),
             deadline_seconds=PROBE_SECONDS,
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
             user=self.spec.user,
         )
         what = "the verifier's folders cannot be closed to other users"

@@ -17,10 +17,10 @@ _MESSAGES: Final[Sequence[Message]] = [{"role": "user", "content": "Say ok."}]
 
 @runtime_checkable
 class SelfTesting(Protocol):
-    """A `Model` whose every call is recorded as a turn of someone's session, so that it gets no test request as a call."""
+    """A `Model` whose calls are recorded or counted, so that it gets no test request as a call."""
 
-    async def answers(self) -> bool:
-        """Whether the model answers a short test request now; False if that cannot be known. Records nothing."""
+    async def answers(self, request: ModelRequest) -> bool:
+        """Whether the model answers this test request now; False if that cannot be known. Records nothing."""
 
 
 def probe_request(*, seed: int, session: str, task: str, member: int, group: str = "") -> ModelRequest:
@@ -47,7 +47,7 @@ async def is_answered(model: Model, request: ModelRequest) -> bool:
     limits the rate, the model waits, within its own deadline, until the time that the server gives.
     """
     if isinstance(model, SelfTesting):
-        return await model.answers()
+        return await model.answers(request)
     now, health, left, is_held = asyncio.get_running_loop().time, request.health, PROBE_SECONDS, False
     try:
         async with asyncio.timeout(PROBE_SECONDS) as limit:

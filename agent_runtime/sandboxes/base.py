@@ -75,6 +75,14 @@ class SandboxFailure(Exception):
         return next((kind for kind, reasons in _EVIDENCE.items() if self.reason in reasons), Evidence.NOT_LOST)
 
 
+class ProgramFailed(SandboxFailure):
+    """A program that another system runs and grades has failed there. Only its model calls may tell here why."""
+
+
+class GradesItself:
+    """Base of a workspace whose program contains its grading: a limit of the program does not end it."""
+
+
 class SetupFailed(SandboxFailure):
     """A setup command ended with an exit code other than 0, so no member of the group can start."""
 

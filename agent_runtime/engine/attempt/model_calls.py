@@ -241,6 +241,10 @@ class AttemptModel:
         model = self._current()
         return await model.count_tokens(request) if isinstance(model, TokenCounter) else None
 
+    async def answers(self, request: ModelRequest) -> bool:
+        """See SelfTesting. A test is not a call of the agent."""
+        return await is_answered(self._current(), request)
+
     async def check(self) -> None:
         """Do nothing: the model was checked when the run was opened."""
 

@@ -39,7 +39,14 @@ from agent_runtime.proxy.limits import Exhausted, Limits
 from agent_runtime.proxy.session import OverBudget, Session, SessionJournal, SessionSettings
 from agent_runtime.proxy.sessions import LocalSessions
 from agent_runtime.recording.program_trajectory import UnreadableTrajectory, to_atif
-from agent_runtime.sandboxes.base import CommandResult, FileError, Workspace, WorkspaceLimit
+from agent_runtime.sandboxes.base import (
+    CommandResult,
+    FileError,
+    GradesItself,
+    ProgramFailed,
+    Workspace,
+    WorkspaceLimit,
+)
 from rollout_api.model import Sampling
 from rollout_api.records import (
     AttemptRecord,
@@ -278,7 +285,7 @@ class Program:
             async with serve_model(
                 self._workspace, self._model, self, list(self.records), session=self._session, task=self._task.name,
                 member=self._rollout.member, seed=self._rollout.seed, sampling=fixed, limits=limits,
-                on_over_budget=self._over_budget,
+                on_over_budget=None if isinstance(self._workspace, GradesItself) else self._over_budget,
             ) as access:  # fmt: skip
                 return await self._wait_for_end(self._work(access), access.session)
         finally:
@@ -300,11 +307,16 @@ class Program:
                     watch.result()
             if self._forced_end.done():
                 self._forced_end.result()
-            if session.over is not None and program.exception() is not None:
-                # A program that loses its model because of a limit may fail in any way.
-                await self._over_budget(session.over)
-                self._forced_end.result()
-            result, failures = program.result(), self._model.failures
+            failures = self._model.failures
+            try:
+                result = program.result()
+            except ProgramFailed as failed:
+                if session.over is not None:
+                    raise self._at_limit(session.over) from None
+                words = failed.message.encode(errors="replace")
+                result = CommandResult(1, None, None, 0.0, b"", words, 0, len(words))
+                if not self._gave_up(result, {*failures, *self._model.unanswered}):
+                    raise
             given_up = self._gave_up(result, failures)
             return Ended(
                 result,
@@ -380,10 +392,13 @@ class Program:
         await probe(error, self._current_model(), self._assignment, self._session)
 
     async def _over_budget(self, over: Exhausted) -> None:
+        self._fail(self._at_limit(over))
+
+    def _at_limit(self, over: Exhausted) -> Exception:
+        """Return the error that ends a program at a limit."""
         if over.reason is StopReason.RESOURCE_LIMIT and self._model.failure is not None:
-            self._fail(self._model.failure)  # it exceeded the limit with retries, because no call was answered
-        else:
-            self._fail(Stop(over.reason, over.message))
+            return self._model.failure  # it exceeded the limit with retries, because no call was answered
+        return Stop(over.reason, over.message)
 
     async def _stop_for_drain(self, session: Session) -> None:
         """After a drain request: wait until running calls are answered, then wait to be cancelled."""

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from agent_runtime.integrations.harbor_server.archive import pack
 from agent_runtime.integrations.harbor_server.schemas import ARCHIVE, METADATA, PATH, RunResult, RunStatus
-from agent_runtime.sandboxes.base import Evidence, SandboxFailure
+from agent_runtime.sandboxes.base import Evidence, ProgramFailed, SandboxFailure
 
 FETCH_SECONDS: Final = 30
 """How long a fetch waits at the server for the end of the run."""
@@ -31,6 +31,10 @@ class TrialLost(SandboxFailure):
     """The server did not complete the trial, for a reason that the policy did not cause."""
 
     evidence = Evidence.OUTSIDE
+
+
+class TrialFailed(TrialLost, ProgramFailed):
+    """The server reports that the trial has failed, or has not ended it in time."""
 
 
 class HarborClient:
@@ -61,7 +65,7 @@ class HarborClient:
                 run_id = None
                 return result
         except TimeoutError:
-            raise TrialLost("TrialTimeout", f"{self._where}: the trial did not end within {seconds:g} s") from None
+            raise TrialFailed("TrialTimeout", f"{self._where}: the trial did not end within {seconds:g} s") from None
         except aiohttp.ClientError as error:
             raise TrialLost("HarborUnreachable", f"{self._where}: {type(error).__name__}: {error}") from error
         finally:

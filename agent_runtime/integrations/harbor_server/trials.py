@@ -25,7 +25,7 @@ from yarl import URL
 
 from agent_runtime.engine.program.program import PROGRAM_KEY
 from agent_runtime.grading.reward_file import HIGHEST, JSON_PATH, LOWEST
-from agent_runtime.integrations.harbor_server.client import HarborClient, TrialLost
+from agent_runtime.integrations.harbor_server.client import HarborClient, TrialFailed, TrialLost
 from agent_runtime.integrations.harbor_server.environment import own_provider
 from agent_runtime.integrations.harbor_server.model_routers import ModelAccess, ModelRouter, RelayedModelRouter
 from agent_runtime.integrations.harbor_server.schemas import RunResult, RunStatus
@@ -34,8 +34,10 @@ from agent_runtime.proxy.keys import session_of
 from agent_runtime.sandboxes.base import (
     INTERRUPTED,
     CommandResult,
+    Evidence,
     Fence,
     FileStat,
+    GradesItself,
     SandboxFailure,
     SandboxProvider,
     WorkspaceSpec,
@@ -93,7 +95,7 @@ class HarborTrials(NoSandboxes):
         await self._front.close()
 
 
-class Trial(NoSandbox):
+class Trial(NoSandbox, GradesItself):
     """Implements the parts of Workspace that a program and a reward file need."""
 
     def __init__(self, settings: RemoteSettings, client: HarborClient, router: ModelRouter, folder: Path) -> None:
@@ -124,7 +126,7 @@ class Trial(NoSandbox):
             seconds = self._settings.harbor_timeout + GRACE_SECONDS + verifier_seconds(self._folder)
             result = await self._client.run(self._folder, metadata, idempotency_key=self._id, seconds=seconds)
         if result.status != RunStatus.COMPLETED and access.failure is not None:
-            raise TrialLost("ModelFailed", f"the agent's last call at the proxy failed: {access.failure}")
+            raise TrialFailed("ModelFailed", f"the agent's last call at the proxy failed: {access.failure}")
         if result.status != RunStatus.COMPLETED and not self._front.has_answered(self._asked):
             why = result.error or f"the server reports {result.status}"
             raise TrialLost("NotAnswered", f"the trial has failed before the model answered its agent: {why}")
@@ -205,7 +207,9 @@ def rewards_of(result: RunResult) -> dict[str, float]:
         # The server reports an error that the policy can cause.
         return {"reward": 0.0}
     if result.status != RunStatus.COMPLETED:
-        raise TrialLost("TrialFailed", f"the server reports {result.status}: {result.error or 'no reason given'}")
+        is_outside = SandboxFailure(reason, "").evidence is Evidence.OUTSIDE
+        why = f"the server reports {result.status}: {result.error or 'no reason given'}"
+        raise (TrialLost if is_outside else TrialFailed)("TrialFailed", why)
     if result.rewards is None:  # an empty reward file is the policy's, like one that cannot be read
         raise TrialLost(
             "NoReward", "the trial was completed, but the server returned no reward; check that the task has a verifier"

@@ -177,7 +177,7 @@ class Hub:
         for worker in list(self._workers.values()):
             await worker.socket.close(code=1001, message=b"the proxy ends")  # RFC 6455: going away
 
-    async def answers(self) -> bool:
+    async def answers(self, request: ModelRequest) -> bool:
         """See SelfTesting. Workers may record each call, so this cannot be known."""
         return False
 
