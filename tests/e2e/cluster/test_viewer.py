@@ -40,6 +40,6 @@ def test_runs_of_a_bucket_are_shown(cluster: Cluster, release: Release, new_job:
 
     page, runs, rollout = asyncio.run(read())
     assert '<div id="app">' in page
-    assert [(run["folder"], run["finished"]) for run in runs["runs"]] == [(folder, True)]
+    assert [(run["folder"], run["state"]) for run in runs["runs"]] == [(folder, "finished")]
     assert rollout["result"]["reward"] == job.results()[0]["reward"]
     assert rollout["verdict"]["passed"]

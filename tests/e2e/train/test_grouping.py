@@ -20,7 +20,7 @@ async def test_excess_members_of_a_group_get_no_advantage(tmp_path: Path) -> Non
     chance = random.Random(3)
     # Sums of these are exact, so nothing has to be compared approximately.
     offsets = [chance.randrange(-64, 64) / 8 for _ in range(GROUPS)]
-    async with opened(tmp_path) as (trainer, session):
+    async with opened(tmp_path, environments=["tests.support.lamp:Lamp"]) as (trainer, session):
         await trainer.publish()
         for number, offset in enumerate(offsets):
             await session.submit(lamp(number, offset), "batch")

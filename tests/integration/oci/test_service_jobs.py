@@ -210,15 +210,13 @@ def test_verdict_that_a_service_can_change_is_forgeable(tmp_path: Path) -> None:
     verifier = {
         "user": "root",
         "isolated": True,
-        "commands": ["sleep 1; test -u /app/answer && test $(stat -c %u /app/answer) = 0"],
+        "commands": ["for try in $(seq 200); do grep -q yes /app/answer && exit 0; sleep 0.1; done; exit 1"],
     }
     runs = task(
         "runs",
         {"name": "runs", "command": [loop], "volumes": {"site": "/srv/app"}, "health": {"command": "true"}},
         volumes={"site": "/app"},
-        solution=[
-            "until test -w .; do sleep 0.1; done; echo 'cp /bin/true /srv/app/answer; chmod u+s /srv/app/answer' > plugin.sh"
-        ],
+        solution=["until test -w .; do sleep 0.1; done; echo 'echo yes > /srv/app/answer' > plugin.sh"],
         verifier=verifier,
     )
     write_job(tmp_path, {"inline": [runs]}, sandbox={"user": "1000:1000", "workingDir": "/app"})
