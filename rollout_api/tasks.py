@@ -411,6 +411,10 @@ class Tasks(ApiModel):
     """Environments that tasks of `from` and `stream` may run beside the engine (`runIn: Runner`), with its files and
     network. Built-in ones, and those that the manifest itself uses, need not be listed.
     """
+    folder_images: Annotated[list[ShortText], Field(max_length=256)] = []
+    """Folders of this machine that tasks of `from`, `stream` and `branch` may name as images, for runs on a laptop. Agents
+    see all that is in them.
+    """
     branch: Annotated[list[TaskBranch], Field(min_length=1, max_length=4096)] | None = None
     """Rollouts that continue from a turn of recorded rollouts."""
 

@@ -359,12 +359,7 @@ async def _open_provider(
         placed = job.spec.model_copy(update={"output": job.spec.output.model_copy(update={"uri": uri})})
         private = (*run_environment.private, *(path for origin in origins for path in origin.private))
         provider = open_provider(
-            placed,
-            run_folder(record.uid),
-            provider,
-            base_dir=run_environment.base_dir,
-            private=private,
-            own_images=[image for origin in origins for image in origin.own_images],
+            placed, run_folder(record.uid), provider, base_dir=run_environment.base_dir, private=private
         )
     await provider.open()
     return provider

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from agent_runtime.extensions import Registry
@@ -33,13 +34,11 @@ def open_provider(
     *,
     base_dir: Path = Path(),
     private: Sequence[Path] = (),
-    own_images: Collection[str] = (),
 ) -> SandboxProvider:
     """Return the job's provider, or `override`, not opened yet. Raises SandboxFailure if it is unavailable here.
 
     `run_dir` has the records with which the next process finds live sandboxes; paths of images start at `base_dir`.
-    Workspaces on this machine's root cannot see `private`, the job's output and its tasks' source. `own_images` may be
-    plain folders of this machine, beside those that the job's author names.
+    Workspaces on this machine's root cannot see `private`, the job's output and its tasks' source.
     """
     wanted = override or job.sandbox.provider
     run_dir, base_dir = run_dir.absolute(), base_dir.absolute()
@@ -49,7 +48,7 @@ def open_provider(
         output = local_path(job.output.uri, base_dir)
         tasks = SourcePlace(job.tasks.from_, base_dir, {}).local_path if job.tasks.from_ else None
         hidden = [path for path in (output, tasks, *private) if path is not None and path.exists()]
-        images = image_store(job, base_dir, own_images)
+        images = image_store(job, base_dir)
         return LocalProvider(run_dir, job.sandbox, places=places, private=hidden, base_dir=base_dir, images=images)
     if wanted is Provider.CLUSTER:
         raise SandboxFailure(
@@ -62,15 +61,15 @@ def open_provider(
     return provider
 
 
-def image_store(job: RolloutJobSpec, base_dir: Path, own_images: Collection[str] = ()) -> ImageStore:
+def image_store(job: RolloutJobSpec, base_dir: Path) -> ImageStore:
     """Return the store of a job's images. Only the job's author may name a plain folder of this machine as an image."""
-    return ImageStore(base_dir, may_be_folder=lambda image: image in own_images or is_of_author(job, image))
+    return ImageStore(base_dir, may_be_folder=partial(_is_of_author, job))
 
 
-def is_of_author(job: RolloutJobSpec, image: str) -> bool:
-    """Whether the job's author has named an image, and not a data set, which may be of others."""
+def _is_of_author(job: RolloutJobSpec, image: str) -> bool:
+    """Whether the job's author has named an image, and not a data set or a recorded run, which may be of others."""
     tasks = job.tasks
-    if tasks.inline is not None or image == job.sandbox.image:
+    if tasks.inline is not None or image in (job.sandbox.image, *tasks.folder_images):
         return True
     bases = tasks.dockerfiles.bases if tasks.dockerfiles else {}
     # A base for names with a common beginning is itself a beginning.

@@ -14,7 +14,6 @@ from agent_runtime.recording.reader import NoSuchRun, RunReader, open_run
 from agent_runtime.recording.segments import RecordCorrupt, compress, decompress, json_bytes, validated
 from agent_runtime.recording.store import StorageError, Store, local_folder
 from agent_runtime.recording.stream import StreamRecord
-from agent_runtime.sandboxes.factory import is_of_author
 from agent_runtime.tasks import TaskProblem, TaskSourceError, TaskSourceUnavailable, load_tasks
 from agent_runtime.tasks.place import SourcePlace
 from rollout_api.base import ApiModel
@@ -49,8 +48,6 @@ class Origin(ApiModel):
     """The source's task, with its sandbox."""
     task_file: str | None = None
     """Absolute path of the file or folder that lists the task, if it is on this machine. It has hidden files."""
-    own_images: list[str] = []
-    """Images of the task that the source's author named, and not a data set."""
     snapshot: SnapshotRecord | None
     """The latest snapshot at or before the turn."""
     snapshot_results: int
@@ -148,8 +145,6 @@ class _Run:
         task = task.model_copy(update={"sandbox": SandboxOverrides(**own)})
         snapshot, snapshot_results = latest_snapshot(records, entry.turn)
         earlier = await read_origin(reader.store, entry.index // reader.job.spec.group_size)
-        images = [image for image in (sandbox.image, task.verifier and task.verifier.image) if image]
-        own_images = [image for image in images if is_of_author(reader.job.spec, image)]
         return Origin(
             job=reader.store.uri,
             earlier_jobs=[] if earlier is None else [earlier.job, *earlier.earlier_jobs],
@@ -159,7 +154,6 @@ class _Run:
             strict=entry.strict,
             task=task,
             task_file=self._task_file() if earlier is None else earlier.task_file,
-            own_images=own_images if earlier is None else [*earlier.own_images, *own_images],
             snapshot=snapshot,
             snapshot_results=snapshot_results,
             layers_uri=self.output.uri,

@@ -108,7 +108,7 @@ class ImageStore:
             if not self.may_be_folder(reference):
                 raise ImageError(
                     f"image {reference}: is a folder of this machine, which a task of a data set or stream may not name. "
-                    "Name it in sandbox.image, tasks.imageTemplate or tasks.dockerfiles.bases, or make an archive of it"
+                    "Name it in tasks.folderImages, tasks.imageTemplate or tasks.dockerfiles.bases, or make an archive of it"
                 )
             return UnpackedImage(reference, None, [place.path.resolve()], NO_CONFIG)
         with open_files(place.path) as files:

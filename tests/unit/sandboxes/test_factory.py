@@ -35,6 +35,8 @@ FROM = {"from": {"uri": "rows.jsonl"}}
         ("./roots/debian-keys", FROM | ONE_BASE, False),
         ("./roots/t", FROM | {"imageTemplate": "./roots/{name}.tar"}, False),
         ("./home", {"stream": {}}, False),
+        ("./home", {"branch": [{"job": "./out/x", "index": 0, "turn": 0, "count": 1}]}, False),
+        ("./home", {"stream": {}, "folderImages": ["./home"]}, True),
         ("./roots/t", FROM | TEMPLATE, True),
         ("./roots/debian", FROM | BASES, True),
         ("./home", {"inline": [{"name": "t", "prompt": "p", "sandbox": {"image": "./home"}}]}, True),
