@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -91,6 +92,40 @@ class _Sandbox:
     """Failures of its starts."""
 
 
+class _Turns:
+    """Who may have workspaces now: all attempts, or one that must be alone. One that must be alone waits until no other has
+    any, and only then do others wait for it, so that nobody who has a workspace waits for another one.
+    """
+
+    def __init__(self) -> None:
+        self._workspaces = Counter[str]()
+        """By attempt."""
+        self._alone: str | None = None
+        self._changed = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def taken(self, attempt: str, *, alone: bool) -> AsyncIterator[None]:
+        while not self._may_begin(attempt, alone=alone):
+            await self._changed.wait()
+        self._workspaces[attempt] += 1
+        if alone:
+            self._alone = attempt
+        try:
+            yield
+        finally:
+            self._workspaces[attempt] -= 1
+            self._workspaces += Counter()  # drops zeros
+            if self._alone == attempt and attempt not in self._workspaces:
+                self._alone = None
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def _may_begin(self, attempt: str, *, alone: bool) -> bool:
+        if self._alone not in (None, attempt):
+            return False
+        return not alone or self._workspaces.keys() <= {attempt}
+
+
 class HostedProvider:
     """Base of providers that start executors themselves. Call `_open_pool` first.
 
@@ -98,8 +133,11 @@ class HostedProvider:
     """
 
     name: str
+    shares_memory = False
+    """Whether its executors are in one control group, so that a process of one may be killed for another's memory."""
 
     def __init__(self) -> None:
+        self._turns = _Turns()
         self.warnings: Sequence[str] = ()
         self._pool: LeasePool | None = None
 
@@ -174,7 +212,10 @@ class HostedProvider:
         sandbox = self._sandboxes.setdefault(name, _Sandbox(free))
         if not is_own:
             sandbox.groups.add(lease.spec.group)
-        async with _taken(sandbox.free, lease):
+        async with contextlib.AsyncExitStack() as stack:
+            if self.shares_memory:
+                await stack.enter_async_context(self._turns.taken(lease.attempt, alone=lease.spec.alone))
+            await stack.enter_async_context(_taken(sandbox.free, lease))
             sandbox.leases += 1
             tried: ExecutorSandbox | None = None
             try:

@@ -50,6 +50,7 @@ class LocalProvider(RecordedProvider):
     """
 
     name = "local"
+    shares_memory = True
 
     def __init__(
         self,

@@ -132,6 +132,10 @@ async def test_own_limit_is_the_cause_if_it_is_exceeded(six: list[Any]) -> None:
         job.cancel()
 
 
+STUCK_SECONDS = 10
+"""One more goes on when memory has had no new low for so long (`overlay/memory.py`)."""
+
+
 async def until_paused(client: Any) -> None:
     async with asyncio.timeout(300):
         while not (await memory_of(client))["paused"]:  # noqa: ASYNC110 the executor has no event for it
@@ -189,14 +193,16 @@ async def test_a_steady_workspace_runs_while_others_pause(six: list[Any]) -> Non
 
 
 async def test_new_commands_wait_while_others_are_paused(six: list[Any]) -> None:
+    paused_from = time.monotonic()
     jobs = await paused(six[0], six[:5])
     asked = time.monotonic()
     late = asyncio.create_task(run(six[5], "echo late"))
     await until_waiting(six[0])
     began = time.monotonic()
     await asyncio.sleep(1)
-    assert not late.done()
     waited = time.monotonic() - began
+    # On a slow machine it may start now because nothing has changed for so long.
+    assert not late.done() or time.monotonic() - paused_from > STUCK_SECONDS
     await release(six[:5])
     result = await late
     assert (result.exit_code, result.stdout) == (0, b"late\n")

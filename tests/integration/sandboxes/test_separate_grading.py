@@ -247,6 +247,7 @@ async def test_code_under_test_can_neither_read_nor_change_what_an_isolated_veri
             commands=[
                 f"{as_user} sh {WORK_DIR}/run.sh > answer && cmp answer answers/right && {as_user} touch {WORK_DIR}/empty",
                 f"! {as_user} cat /verifier/answers/right && ! {as_user} ls /verifier && ! {as_user} mv /verifier /v",
+                f"cd answers && ! {as_user} cat right && ! {as_user} ls . && ! {as_user} ls ..",
             ],
             files=[{"path": "answers/right", "content": "42\n"}],
         )
