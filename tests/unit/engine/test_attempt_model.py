@@ -92,6 +92,15 @@ async def test_probe_waits_for_a_server_that_limits_the_rate(monkeypatch: pytest
     assert await probe.is_answered(told, replace(REQUEST, health=CallHealth()))
 
 
+async def test_a_test_that_a_program_asks_for_is_no_call_of_its_attempt() -> None:
+    bench = Bench()
+    await bench.fails(ModelError("Unreachable", "x"))
+    bench.told.answer = bench.told.well
+    assert await probe.is_answered(bench.model, REQUEST)
+    assert bench.model.failure is not None, "an answered call would have ended the failure"
+    assert bench.told.groups == [REQUEST.group]
+
+
 async def test_calls_of_a_rollout_have_the_routing_key_of_their_group() -> None:
     bench = Bench()
     await bench.answers()
