@@ -98,6 +98,13 @@ def place_and_error(traceback_text: str) -> tuple[str, str]:
     return f"{found[-1]['file']}:{found[-1]['line']}" if found else "", error
 
 
+def failed_with(error: BaseException) -> str:
+    """Return `failed in FILE:LINE with TYPE: MESSAGE`, with the last place in the user's code, if there is one."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    place = f" in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"failed{place} with {type(error).__name__}: {error}"
+
+
 def load_object(reference: str, what: str) -> Any:
     """Return the object at `module:name`. `what` is its kind for messages (`tool`, `agent`). Raises ExtensionError."""
     module_name, _, name = reference.partition(":")
@@ -110,11 +117,7 @@ def load_object(reference: str, what: str) -> Any:
         if isinstance(error, ImportError | SyntaxError):  # also of a package or a syntax that another Python has
             version = ".".join(map(str, sys.version_info[:2]))
             hint += f" (this is Python {version}, {sys.executable})"
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
-        place = f" in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        raise ExtensionError(
-            f"{what} {reference!r}: importing {module_name} failed{place} with {type(error).__name__}: {error}{hint}"
-        ) from error
+        raise ExtensionError(f"{what} {reference!r}: importing {module_name} {failed_with(error)}{hint}") from error
     try:
         return getattr(module, name)
     except AttributeError:

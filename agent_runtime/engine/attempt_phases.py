@@ -308,7 +308,7 @@ class Attempt:
         assert make_agent is not None  # only agents that are programs have none
         await self._tools.open(workspace, recorded, task.timeouts.command_seconds)
         turns = self._make_turns(workspace, recorded)
-        return turns, self._run_steps(turns, make_agent) if task.steps else turns.run_agent(make_agent())
+        return turns, self._run_steps(turns, make_agent) if task.steps else turns.run_agent(make_agent)
 
     async def _store_artifacts(self, stop: StopRecord) -> tuple[StopRecord, ArtifactsRecord]:
         """Store the artifacts. Returns `stop`, or the reason why the artifacts cannot be graded."""

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.alias_generators import to_camel
 
-from agent_runtime.extensions import ExtensionError, Registry
+from agent_runtime.extensions import ExtensionError, Registry, failed_with
 from agent_runtime.plugins.base import KINDS
 from rollout_api.manifest import explain, path_of
 from rollout_api.rollout_job import PluginUse
@@ -53,7 +53,7 @@ def made(plugin_class: type[Any], name: str, config: Mapping[str, Any]) -> Any:
     try:
         return plugin_class(**{field: getattr(options, field) for field in model.model_fields})
     except Exception as error:
-        raise ExtensionError(f"plugin {name!r} could not be created: {type(error).__name__}: {error}") from error
+        raise ExtensionError(f"plugin {name!r}: creating it {failed_with(error)}") from error
 
 
 registry = Registry(

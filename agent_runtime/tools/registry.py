@@ -1,10 +1,11 @@
 """Tools by the names that a manifest uses."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, overload
 
-from agent_runtime.extensions import ExtensionError, Registry
+from agent_runtime.extensions import ExtensionError, Registry, failed_with
 from agent_runtime.tools.base import FunctionTool, Tool, ToolFunction, as_tool
 
 COMMANDS_AND_FILES = ("execute_command", "write_file", "read_file", "mark_done")
@@ -68,13 +69,22 @@ def open_tools(names: Sequence[str], own: Mapping[str, Tool] = MappingProxyType(
     origins: dict[str, str] = {}
     for name in names:
         for member in TOOL_SETS.get(name, (name,)):
-            try:
-                made = own.get(member) or as_tool(registry.find(member), member)
-            except TypeError as error:
-                raise ExtensionError(str(error)) from error
+            made = own.get(member) or _made(registry.find(member), member)
             if made.name in tools:
                 raise ExtensionError(
                     f"agent.tools: {origins[made.name]} and {name} both provide a tool named {made.name!r}; remove one"
                 )
             tools[made.name], origins[made.name] = made, name
     return tools
+
+
+def _made(thing: Any, name: str) -> Tool:
+    if inspect.isclass(thing):
+        try:
+            thing = thing()
+        except Exception as error:
+            raise ExtensionError(f"tool {name!r}: creating it {failed_with(error)}") from error
+    try:
+        return as_tool(thing, name)
+    except TypeError as error:
+        raise ExtensionError(str(error)) from error

@@ -56,9 +56,12 @@ class InFlight:
             return facts | {"attempt": 0, "turn": 0, "doing": "starting", "since": None}
         (attempt, *_), newest = max(found)
         if index not in self._read or self._read[index][0] != newest:
-            # The last two segments have the last answer and what followed it.
-            keys = [key for _, key in sorted(found)[-2:]]
-            records = [record for key in keys for record in _decoded(key, await store.get(key))]
+            # While a rollout is graded, the last segments have no turn, so an earlier one is read too.
+            records: list[Record] = []
+            for _, key in sorted(found, reverse=True):
+                records = [*_decoded(key, await store.get(key)), *records]
+                if any(isinstance(record, IntentRecord | ResponseRecord | AttemptRecord) for record in records):
+                    break
             self._read[index] = newest, {"attempt": attempt, **state(records)}
         return facts | self._read[index][1]
 

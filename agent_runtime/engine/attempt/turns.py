@@ -153,12 +153,19 @@ class Turns:
         """The agent's current workspace. It changes when the agent saves or returns to a checkpoint."""
         return self._states.workspace
 
-    async def run_agent(self, agent: Agent) -> tuple[StopReason, str]:
-        """Run the agent within its time; return why it stopped, with a message. Raises errors that prevent grading.
+    async def run_agent(self, make_agent: Callable[[], Agent]) -> tuple[StopReason, str]:
+        """Run a new agent within its time; return why it stopped, with a message. Raises errors that prevent grading.
 
-        The time excludes waiting for the journal and for a failing model server.
+        The time excludes waiting for the journal and for a failing model server. An exception of the agent's constructor
+        is one of its own code.
         """
-        return await self.run_within_time(self.run_code(agent))
+
+        async def run_new() -> str | None:
+            with contained():
+                agent = make_agent()
+            return await self.run_code(agent)
+
+        return await self.run_within_time(run_new())
 
     async def run_within_time(self, running: Coroutine[Any, Any, str | None]) -> tuple[StopReason, str]:
         """Wait for agents that `run_code` runs, as `run_agent` does."""

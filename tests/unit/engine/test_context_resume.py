@@ -37,15 +37,15 @@ def test_shortened_conversation_is_the_same_after_a_crash_at_any_write(
     async def scenario() -> None:
         log: list[str] = []
         whole = turns_of(MemoryJournal(), Summarising(11, log), log, context=limit)
-        ended = await whole.run_agent(ToolCalling())
+        ended = await whole.run_agent(lambda: ToolCalling())
         branches = [record.branch for record in linear(whole.records) if isinstance(record, IntentRecord)]
         assert branches[-1] >= 2, "it was cut, more than once"
         journal = MemoryJournal(crash_after=crash)
         with contextlib.suppress(Crash):
-            await turns_of(journal, Summarising(11, []), [], context=limit).run_agent(ToolCalling())
+            await turns_of(journal, Summarising(11, []), [], context=limit).run_agent(lambda: ToolCalling())
         journal.crash_after = None
         resumed = turns_of(journal, Summarising(11, []), [], replay=list(journal.records), context=limit)
-        assert await resumed.run_agent(ToolCalling()) == ended
+        assert await resumed.run_agent(lambda: ToolCalling()) == ended
         assert [_content(record) for record in resumed.records] == [_content(record) for record in whole.records]
 
     asyncio.run(scenario())

@@ -77,7 +77,7 @@ def leading(journal: MemoryJournal, log: list[str], replay: Sequence[Record] = (
 
 async def test_each_conversation_is_one_branch_and_every_answer_is_trained_once() -> None:
     turns = leading(MemoryJournal(), [])
-    assert await turns.run_agent(Leading()) == (StopReason.FINISHED, "all done")
+    assert await turns.run_agent(lambda: Leading()) == (StopReason.FINISHED, "all done")
     records = linear(turns.records)
     last = last_of_each_branch(fold(records))
     assert [turn.messages[1]["content"] for turn in last] == ["count", "part of delegate-0", "part of delegate-4"]
@@ -97,13 +97,13 @@ async def test_each_conversation_is_one_branch_and_every_answer_is_trained_once(
 def test_runner_that_dies_at_any_write_continues_a_sub_agent(crash: int) -> None:
     async def scenario() -> None:
         whole = leading(MemoryJournal(), [])
-        ended = await whole.run_agent(Leading())
+        ended = await whole.run_agent(lambda: Leading())
         journal = MemoryJournal(crash_after=crash)
         with contextlib.suppress(Crash):
-            await leading(journal, []).run_agent(Leading())
+            await leading(journal, []).run_agent(lambda: Leading())
         journal.crash_after = None
         resumed = leading(journal, [], replay=list(journal.records))
-        assert await resumed.run_agent(Leading()) == ended
+        assert await resumed.run_agent(lambda: Leading()) == ended
         assert [_content(record) for record in resumed.records] == [_content(record) for record in whole.records]
 
     asyncio.run(scenario())
@@ -111,7 +111,7 @@ def test_runner_that_dies_at_any_write_continues_a_sub_agent(crash: int) -> None
 
 async def test_the_rollouts_budget_ends_the_sub_agent_and_the_agent_that_started_it() -> None:
     turns = leading(MemoryJournal(), [], max_turns=3)
-    assert (await turns.run_agent(Leading()))[0] is StopReason.MAX_TURNS
+    assert (await turns.run_agent(lambda: Leading()))[0] is StopReason.MAX_TURNS
     assert turns.turn == 2
 
 
@@ -129,7 +129,7 @@ class Once:
 
 async def test_sub_agent_that_uses_up_its_turns_ends_only_itself() -> None:
     part = SubTask("p", system_prompt="You are a helper.", max_turns=1)
-    assert await leading(MemoryJournal(), []).run_agent(Once(part)) == (StopReason.FINISHED, "MaxTurns: ")
+    assert await leading(MemoryJournal(), []).run_agent(lambda: Once(part)) == (StopReason.FINISHED, "MaxTurns: ")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ async def test_sub_agent_that_uses_up_its_turns_ends_only_itself() -> None:
     ],
 )
 async def test_unrepeatable_or_impossible_sub_agent_is_refused_with_the_reason(agent: Once, said: str) -> None:
-    reason, message = await leading(MemoryJournal(), []).run_agent(agent)
+    reason, message = await leading(MemoryJournal(), []).run_agent(lambda: agent)
     assert reason is StopReason.AGENT_ERROR
     assert said in message
 
@@ -154,7 +154,7 @@ async def test_no_two_tool_calls_of_a_rollout_have_the_same_key() -> None:
             return ToolResult("counted")
 
     turns = leading(MemoryJournal(), [], tool=Keyed([]))
-    await turns.run_agent(Leading())
+    await turns.run_agent(lambda: Leading())
     assert len(keys) == len(set(keys)) == DELEGATED + 2 * DELEGATED
     assert [int(key.split(":")[0]) for key in keys] == sorted(int(key.split(":")[0]) for key in keys)
 
@@ -176,7 +176,7 @@ async def test_plugins_get_another_key_for_each_tool_call_of_a_rollout() -> None
     plugins = Plugins.open([], [Sees()])
     info = RolloutInfo(0, 0, 0, 0, 0, Task(name="t", prompt="p"))
     turns = leading(MemoryJournal(), [], oversight=Oversight(plugins=RolloutPlugins(plugins, info, "run")))
-    await turns.run_agent(Around())
+    await turns.run_agent(lambda: Around())
     plugins.close()
     assert len(keys) == len(set(keys))
     first = [key for key in keys if ":turn-0:" in key]
@@ -225,7 +225,7 @@ async def test_agent_that_calls_again_after_each_error_is_ended(
     make: Callable[[type[BaseException]], Agent], reason: StopReason, said: str, caught: type[BaseException]
 ) -> None:
     turns = turns_of(MemoryJournal(), CountingModel(0, []), [], max_turns=3)
-    found, message = await turns.run_agent(make(caught))
+    found, message = await turns.run_agent(lambda: make(caught))
     assert (found, said in message) == (reason, True)
     assert (turns.traceback is None) == (reason is StopReason.MAX_TURNS)
     assert turns.traceback is None or "in run\n" in turns.traceback
@@ -258,7 +258,7 @@ async def test_agent_that_swallows_its_cancellation_is_left_behind(
     journal, model, agent = MemoryJournal(), CountingModel(0, []), Unending(calls=calls)
     model.seconds = 0.05
     turns = turns_of(journal, model, [], max_turns=10_000, agent_seconds=60 if is_stopped else 1)
-    running = asyncio.create_task(turns.run_agent(agent))
+    running = asyncio.create_task(turns.run_agent(lambda: agent))
     if is_stopped:
         await asyncio.sleep(0.2)
         running.cancel()
@@ -279,10 +279,10 @@ async def test_agent_that_swallows_its_cancellation_is_left_behind(
 @pytest.mark.timeout(60, method="thread")  # agents would catch the exception of the other method
 async def test_agent_that_was_left_behind_ends_for_the_same_reason_after_a_crash() -> None:
     journal, agent = MemoryJournal(), TriesAgain(caught=BaseException)
-    ended = await turns_of(journal, CountingModel(9, []), [], max_turns=3).run_agent(agent)
+    ended = await turns_of(journal, CountingModel(9, []), [], max_turns=3).run_agent(lambda: agent)
     records = list(journal.records)
     resumed = turns_of(journal, CountingModel(9, []), [], replay=records, max_turns=3)
-    assert await resumed.run_agent(agent) == ended == (StopReason.MAX_TURNS, "")
+    assert await resumed.run_agent(lambda: agent) == ended == (StopReason.MAX_TURNS, "")
     assert [_content(record) for record in resumed.records] == [_content(record) for record in records]
     assert journal.records == records
 
@@ -306,7 +306,7 @@ class CallsAtItsEnd:
 async def test_agent_whose_time_is_over_makes_no_call_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
     agent, journal, model = CallsAtItsEnd(), MemoryJournal(), CountingModel(0, [])
     turns = turns_of(journal, model, [], agent_seconds=1)
-    assert (await turns.run_agent(agent))[0] is StopReason.AGENT_TIMEOUT
+    assert (await turns.run_agent(lambda: agent))[0] is StopReason.AGENT_TIMEOUT
     assert "has ended" in str(agent.error)
     assert (journal.records, model.log, turns.left_behind) == ([], [], False)
     agent.error = None
@@ -321,7 +321,7 @@ from tests.unit.engine.test_sub_agent import *
 async def main():
     for agent in (TriesAgain(object(), BaseException), TriesAgainBeside(caught=BaseException), Unending(calls=False)):
         turns = turns_of(MemoryJournal(), CountingModel(0, []), [], max_turns=3, agent_seconds=1)
-        print((await turns.run_agent(agent))[0].value, turns.left_behind)
+        print((await turns.run_agent(lambda: agent))[0].value, turns.left_behind)
         del turns
         gc.collect()
 

@@ -36,4 +36,4 @@ async def test_slow_environment_costs_no_agent_time_with_concurrent_calls() -> N
             return "done"
 
     turns = turns_of(MemoryJournal(), CountingModel(1, []), [], tool=Excused([]), agent_seconds=1)
-    assert await turns.run_agent(Acting()) == (StopReason.FINISHED, "done")
+    assert await turns.run_agent(lambda: Acting()) == (StopReason.FINISHED, "done")

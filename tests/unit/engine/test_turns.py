@@ -170,7 +170,7 @@ def turns_of(
 async def test_a_turn_costs_two_writes() -> None:
     journal, log = MemoryJournal(), list[str]()
     turns = turns_of(journal, CountingModel(5, log), log)
-    assert await turns.run_agent(Loop()) == (StopReason.FINISHED, "all done")
+    assert await turns.run_agent(lambda: Loop()) == (StopReason.FINISHED, "all done")
     assert journal.writes == 2 * 6
     assert len(turns.take_unwritten()) == 1, "the last observations ride with the stop record"
 
@@ -191,7 +191,7 @@ class Greedy(CountingModel):
 async def test_an_answer_with_very_many_calls_uses_up_no_more_than_the_executor_remembers() -> None:
     log = list[str]()
     turns = turns_of(MemoryJournal(), Greedy(3, log), log)
-    assert await turns.run_agent(Loop()) == (StopReason.FINISHED, "all done")
+    assert await turns.run_agent(lambda: Loop()) == (StopReason.FINISHED, "all done")
     assert sum(line.startswith("tool ") for line in log) == 3 * MOST_CALLS
     results = next(record.results for record in turns.records if isinstance(record, ObservationsRecord))
     assert (len(results), sum(result.error for result in results)) == (MOST_CALLS + 72, 72)
@@ -204,16 +204,16 @@ def test_a_run_that_is_killed_after_any_write_repeats_no_durable_model_call(turn
     async def scenario() -> None:
         undisturbed, log = MemoryJournal(), list[str]()
         whole = turns_of(undisturbed, CountingModel(turns, log), log)
-        await whole.run_agent(Loop())
+        await whole.run_agent(lambda: Loop())
 
         journal, first_log = MemoryJournal(crash_after=crash), list[str]()
         with contextlib.suppress(Crash):
-            await turns_of(journal, CountingModel(turns, first_log), first_log).run_agent(Loop())
+            await turns_of(journal, CountingModel(turns, first_log), first_log).run_agent(lambda: Loop())
         journal.crash_after = None
         durable = [record.turn for record in journal.records if isinstance(record, ResponseRecord)]
         second_log: list[str] = []
         resumed = turns_of(journal, CountingModel(turns, second_log), second_log, replay=list(journal.records))
-        assert await resumed.run_agent(Loop()) == (StopReason.FINISHED, "all done")
+        assert await resumed.run_agent(lambda: Loop()) == (StopReason.FINISHED, "all done")
         asked_again = [int(line.split()[1]) for line in second_log if line.startswith("model")]
         assert not set(asked_again) & set(durable), "an acknowledged turn was sampled again"
         assert [_content(r) for r in resumed.records] == [_content(r) for r in whole.records]
@@ -237,7 +237,7 @@ async def test_nothing_is_executed_before_it_is_stored() -> None:
             log.extend(f"durable {record.type} {getattr(record, 'turn', '')}" for record in records)
 
     turns = turns_of(Watching(), CountingModel(1, log), log)
-    await turns.run_agent(Loop())
+    await turns.run_agent(lambda: Loop())
     assert log.index("durable intent 0") < log.index("tool c0")
     assert log.index("durable response 0") < log.index("tool c0")
     assert log.index("durable observations 0") < log.index("finish c1")
@@ -255,20 +255,20 @@ async def test_an_agent_that_swallows_errors_cannot_hide_that_the_model_was_down
     model = CountingModel(3, log)
     model.error = ModelError("Unreachable", "connection refused")
     with pytest.raises(ModelError):
-        await turns_of(MemoryJournal(), model, log).run_agent(Swallowing())
+        await turns_of(MemoryJournal(), model, log).run_agent(lambda: Swallowing())
 
 
 @pytest.mark.parametrize("reason", ["BadRequest", "NoToolParser"])
 async def test_branch_whose_first_own_request_is_refused_is_not_graded(reason: str) -> None:
     source = MemoryJournal()
-    await turns_of(source, CountingModel(3, []), []).run_agent(Loop())
+    await turns_of(source, CountingModel(3, []), []).run_agent(lambda: Loop())
     begun = BranchRecord(time=0.0, job="./out/source", index=0, attempt=0, turn=1)
     model = CountingModel(3, [])
     model.error = ModelError(reason, "the server takes no such request")
     branch = turns_of(MemoryJournal(), model, [], [begun, *copied(source.records, 1, keeps_ids=False)])
 
     with pytest.raises(ModelError):
-        await branch.run_agent(Loop())
+        await branch.run_agent(lambda: Loop())
 
     assert branch.turn == 2
     assert not branch.exposed
@@ -293,9 +293,20 @@ async def test_failure_caused_by_the_policy_is_a_stop_reason_and_no_retry(
         async def run(self, context: AgentContext) -> str | None:
             raise error
 
-    stopped, message = await turns_of(MemoryJournal(), CountingModel(1, []), []).run_agent(Raising())
+    stopped, message = await turns_of(MemoryJournal(), CountingModel(1, []), []).run_agent(lambda: Raising())
     assert stopped is reason
     assert isinstance(message, str), "the record of the stop takes text alone"
+
+
+async def test_agent_that_cannot_be_created_is_graded_with_its_traceback() -> None:
+    class Unfinished(Loop):
+        def __init__(self) -> None:
+            raise KeyError("key")
+
+    turns = turns_of(MemoryJournal(), CountingModel(1, []), [])
+    reason, _ = await turns.run_agent(Unfinished)
+    assert reason is StopReason.AGENT_ERROR
+    assert "KeyError: 'key'" in (turns.traceback or "")
 
 
 @pytest.mark.parametrize("returned", [5, {"answer": 5}, b"five"])
@@ -305,7 +316,7 @@ async def test_agent_that_returns_no_text_is_graded_and_never_retried(returned: 
             return returned  # as json.loads(reply.text) does, when the model answers with a number
 
     turns = turns_of(MemoryJournal(), CountingModel(1, []), [])
-    reason, message = await turns.run_agent(Parsing())
+    reason, message = await turns.run_agent(lambda: Parsing())
     assert reason is StopReason.AGENT_ERROR
     assert f"Parsing.run returned a value of type {type(returned).__name__}" in message
 
@@ -319,7 +330,7 @@ async def test_agent_whose_messages_no_record_can_hold_is_graded_and_never_retri
 
     journal = MemoryJournal()
     turns = turns_of(journal, CountingModel(1, []), [])
-    assert (await turns.run_agent(Odd()))[0] is StopReason.AGENT_ERROR
+    assert (await turns.run_agent(lambda: Odd()))[0] is StopReason.AGENT_ERROR
     as_stored([*journal.records, *turns.take_unwritten()])
 
 
@@ -328,7 +339,7 @@ async def test_memory_used_up_by_a_tool_call_is_the_policys_own_resource_limit()
     tool = Count(log)
     tool.error = WorkspaceLimit("Memory", "over 512Mi")
     turns = turns_of(MemoryJournal(), CountingModel(3, log), log, tool=tool)
-    assert await turns.run_agent(Loop()) == (StopReason.RESOURCE_LIMIT, "Memory: over 512Mi")
+    assert await turns.run_agent(lambda: Loop()) == (StopReason.RESOURCE_LIMIT, "Memory: over 512Mi")
 
 
 async def test_sandbox_that_dies_during_a_tool_call_is_infrastructure() -> None:
@@ -337,7 +348,7 @@ async def test_sandbox_that_dies_during_a_tool_call_is_infrastructure() -> None:
     tool.error = SandboxFailure("SandboxLost", "gone")
     turns = turns_of(MemoryJournal(), CountingModel(3, log), log, tool=tool)
     with pytest.raises(SandboxFailure):
-        await turns.run_agent(Loop())
+        await turns.run_agent(lambda: Loop())
     assert turns.exposed
 
 
@@ -345,7 +356,7 @@ async def test_budgets_end_the_agent_with_their_own_reasons() -> None:
     for spec, reason in (({"max_turns": 3}, StopReason.MAX_TURNS), ({"token_budget": 40}, StopReason.TOKEN_BUDGET)):
         log: list[str] = []
         turns = turns_of(MemoryJournal(), CountingModel(50, log), log, (), **spec)
-        assert (await turns.run_agent(Loop()))[0] is reason
+        assert (await turns.run_agent(lambda: Loop()))[0] is reason
         assert turns.turn == 2
 
 
@@ -354,7 +365,7 @@ async def test_a_slow_journal_never_turns_into_agent_timeout() -> None:
     journal = MemoryJournal()
     journal.delay = 0.3
     turns = turns_of(journal, CountingModel(4, log), log, agent_seconds=1)
-    assert (await turns.run_agent(Loop()))[0] is StopReason.FINISHED
+    assert (await turns.run_agent(lambda: Loop()))[0] is StopReason.FINISHED
 
 
 async def test_an_agent_over_its_time_is_completed_with_agent_timeout() -> None:
@@ -362,7 +373,7 @@ async def test_an_agent_over_its_time_is_completed_with_agent_timeout() -> None:
     model = CountingModel(50, log)
     model.seconds = 0.4
     turns = turns_of(MemoryJournal(), model, log, agent_seconds=1)
-    assert (await turns.run_agent(Loop()))[0] is StopReason.AGENT_TIMEOUT
+    assert (await turns.run_agent(lambda: Loop()))[0] is StopReason.AGENT_TIMEOUT
 
 
 async def test_a_server_that_fails_until_the_time_is_over_is_not_the_policys_timeout(
@@ -377,7 +388,7 @@ async def test_a_server_that_fails_until_the_time_is_over_is_not_the_policys_tim
             raise AssertionError("unreachable")
 
     with pytest.raises(ModelError, match="503"):
-        await turns_of(MemoryJournal(), Failing(1, []), [], agent_seconds=1).run_agent(Loop())
+        await turns_of(MemoryJournal(), Failing(1, []), [], agent_seconds=1).run_agent(lambda: Loop())
 
 
 async def test_failed_tries_of_a_model_call_use_up_none_of_the_agents_time() -> None:
@@ -388,7 +399,7 @@ async def test_failed_tries_of_a_model_call_use_up_none_of_the_agents_time() -> 
             return await super().complete(request)
 
     turns = turns_of(MemoryJournal(), Flaky(4, []), [], agent_seconds=1)
-    assert (await turns.run_agent(Loop()))[0] is StopReason.FINISHED
+    assert (await turns.run_agent(lambda: Loop()))[0] is StopReason.FINISHED
     assert max(r.seconds for r in turns.records if isinstance(r, ResponseRecord)) < 0.3
 
 
@@ -407,7 +418,7 @@ async def test_time_behind_a_shut_gate_does_not_count_for_the_agent() -> None:
 
     turns = turns_of(MemoryJournal(), Held(4, []), [], agent_seconds=3)
     began = time.monotonic()
-    assert await turns.run_agent(Loop()) == (StopReason.FINISHED, "all done")
+    assert await turns.run_agent(lambda: Loop()) == (StopReason.FINISHED, "all done")
     rest = time.monotonic() - began - sum(held)
     assert sum(held) > 3
     assert sum(record.seconds for record in turns.records if isinstance(record, ResponseRecord)) <= rest
@@ -416,18 +427,18 @@ async def test_time_behind_a_shut_gate_does_not_count_for_the_agent() -> None:
 async def test_time_used_by_an_interrupted_attempt_still_counts() -> None:
     log: list[str] = []
     journal = MemoryJournal()
-    await turns_of(journal, CountingModel(3, log), log).run_agent(Loop())
+    await turns_of(journal, CountingModel(3, log), log).run_agent(lambda: Loop())
     used = [r.model_copy(update={"agent_seconds": 59.9}) if hasattr(r, "agent_seconds") else r for r in journal.records]
     model = CountingModel(5, log)
     model.seconds = 0.2
     turns = turns_of(MemoryJournal(), model, log, replay=used[:-1], agent_seconds=60)
-    assert (await turns.run_agent(Loop()))[0] is StopReason.AGENT_TIMEOUT
+    assert (await turns.run_agent(lambda: Loop()))[0] is StopReason.AGENT_TIMEOUT
 
 
 async def test_an_agent_that_makes_other_calls_on_replay_is_detected() -> None:
     log: list[str] = []
     journal = MemoryJournal()
-    await turns_of(journal, CountingModel(2, log), log).run_agent(Loop())
+    await turns_of(journal, CountingModel(2, log), log).run_agent(lambda: Loop())
 
     class Different(Loop):
         async def run(self, context: AgentContext) -> str | None:
@@ -435,17 +446,19 @@ async def test_an_agent_that_makes_other_calls_on_replay_is_detected() -> None:
             return None
 
     with pytest.raises(NotReplayable, match="turn 0"):
-        await turns_of(MemoryJournal(), CountingModel(2, log), log, replay=journal.records).run_agent(Different())
+        await turns_of(MemoryJournal(), CountingModel(2, log), log, replay=journal.records).run_agent(
+            lambda: Different()
+        )
 
 
 async def test_tool_call_with_an_unknown_outcome_is_not_repeated() -> None:
     log: list[str] = []
     journal = MemoryJournal()
-    await turns_of(journal, CountingModel(1, log), log, tool=Payment(log)).run_agent(Loop())
+    await turns_of(journal, CountingModel(1, log), log, tool=Payment(log)).run_agent(lambda: Loop())
     upto_response = journal.records[:2]
     log.clear()
     turns = turns_of(MemoryJournal(), CountingModel(1, log), log, replay=upto_response, tool=Payment(log))
-    await turns.run_agent(Loop())
+    await turns.run_agent(lambda: Loop())
     assert "tool c0" not in log
     observed = next(record for record in turns.records if isinstance(record, ObservationsRecord))
     assert "outcome of this call is unknown" in observed.results[0].content
@@ -480,7 +493,7 @@ async def test_parallel_call_tools_get_their_own_results_after_a_resume() -> Non
     tool.parameters = {"type": "object", "properties": {"is_slow": {"type": "boolean"}}}
     for replay in ((), journal.records):
         turns = turns_of(journal, CountingModel(2, log), log, replay=list(replay), tool=tool)
-        await turns.run_agent(Parallel())
+        await turns.run_agent(lambda: Parallel())
     assert seen == [["slow", "fast"], ["slow", "fast"]]
 
 
@@ -515,13 +528,13 @@ async def test_jobs_of_an_agent_get_their_own_results_after_a_resume(crash: int)
     journal, log, expected, seen = MemoryJournal(crash_after=crash), list[str](), list[str](), list[str]()
     tool = SlowFirst(log)
     tool.parameters = {"type": "object", "properties": {"is_slow": {"type": "boolean"}}}
-    assert await turns_of(MemoryJournal(), Spelled(0, log), log, tool=tool).run_agent(Chains(expected))
+    assert await turns_of(MemoryJournal(), Spelled(0, log), log, tool=tool).run_agent(lambda: Chains(expected))
     with contextlib.suppress(Crash):
-        await turns_of(journal, Spelled(0, log), log, tool=tool).run_agent(Chains([]))
+        await turns_of(journal, Spelled(0, log), log, tool=tool).run_agent(lambda: Chains([]))
     assert journal.writes == crash
     journal.crash_after = None
     turns = turns_of(journal, Spelled(0, log), log, replay=list(journal.records), tool=tool)
-    assert await turns.run_agent(Chains(seen)) == (StopReason.FINISHED, "")
+    assert await turns.run_agent(lambda: Chains(seen)) == (StopReason.FINISHED, "")
     assert seen == expected
 
 
@@ -557,11 +570,11 @@ class GivesUp:
 async def test_resumed_agent_never_gets_the_results_of_another_call(agent: Agent, resumed: Agent) -> None:
     journal, log = MemoryJournal(), list[str]()
     turns = turns_of(journal, CountingModel(9, log), log, tool=SlowFirst(log))
-    assert (await turns.run_agent(agent))[0] is StopReason.FINISHED
+    assert (await turns.run_agent(lambda: agent))[0] is StopReason.FINISHED
     recorded = [*journal.records, *turns.take_unwritten()]
     turns = turns_of(MemoryJournal(), CountingModel(9, log), log, replay=recorded, tool=SlowFirst(log))
     with pytest.raises(NotReplayable, match="tool calls differ from the recorded ones"):
-        await turns.run_agent(resumed)
+        await turns.run_agent(lambda: resumed)
 
 
 async def test_tool_that_uses_its_agents_context_fails_instead_of_waiting_forever() -> None:
@@ -577,7 +590,7 @@ async def test_tool_that_uses_its_agents_context_fails_instead_of_waiting_foreve
 
     log: list[str] = []
     turns = turns_of(MemoryJournal(), CountingModel(9, log), log, tool=Asks(log))
-    reason, message = await turns.run_agent(Agent())
+    reason, message = await turns.run_agent(lambda: Agent())
     assert reason is StopReason.FINISHED
     assert "a tool cannot use its agent's context" in message
 
@@ -591,7 +604,7 @@ async def test_messages_that_do_not_extend_the_last_turn_start_a_new_branch() ->
 
     log: list[str] = []
     turns = turns_of(MemoryJournal(), CountingModel(9, log), log)
-    await turns.run_agent(Forgetful())
+    await turns.run_agent(lambda: Forgetful())
     assert [record.branch for record in linear(turns.records) if record.type == "intent"] == [0, 1]
 
 
@@ -617,7 +630,7 @@ async def test_each_call_extends_the_previous_ids_and_the_journal_has_each_id_on
     log: list[str] = []
     model = TokenModel(40, log)
     turns = turns_of(MemoryJournal(), model, log, max_turns=50)
-    await turns.run_agent(Loop())
+    await turns.run_agent(lambda: Loop())
     answers = [record for record in turns.records if isinstance(record, ResponseRecord)]
     assert [len(answer.prompt_token_ids or []) for answer in answers] == [3] * 41
     assert model.prefixes[0] is None
@@ -631,13 +644,13 @@ async def test_each_call_extends_the_previous_ids_and_the_journal_has_each_id_on
 def test_killed_run_continues_from_the_same_ids(crash: int) -> None:
     async def scenario() -> None:
         undisturbed = TokenModel(6, [])
-        await turns_of(MemoryJournal(), undisturbed, []).run_agent(Loop())
+        await turns_of(MemoryJournal(), undisturbed, []).run_agent(lambda: Loop())
         journal = MemoryJournal(crash_after=crash)
         with contextlib.suppress(Crash):
-            await turns_of(journal, TokenModel(6, []), []).run_agent(Loop())
+            await turns_of(journal, TokenModel(6, []), []).run_agent(lambda: Loop())
         journal.crash_after = None
         model = TokenModel(6, [])
-        await turns_of(journal, model, [], replay=list(journal.records)).run_agent(Loop())
+        await turns_of(journal, model, [], replay=list(journal.records)).run_agent(lambda: Loop())
         assert model.prefixes == {turn: undisturbed.prefixes[turn] for turn in model.prefixes}
 
     asyncio.run(scenario())
@@ -657,7 +670,7 @@ async def test_agent_that_removes_messages_or_changes_tools_gets_no_wrong_prefix
 
     model = TokenModel(99, [])
     turns = turns_of(MemoryJournal(), model, [])
-    await turns.run_agent(Rewriting())
+    await turns.run_agent(lambda: Rewriting())
     assert [prefix is None for prefix in model.prefixes.values()] == [True] * 4
     assert token_forks(linear(turns.records)) == 0, "the agent's own doing"
     answers = [record for record in turns.records if isinstance(record, ResponseRecord)]
@@ -708,11 +721,11 @@ async def test_record_has_what_was_sent_when_agent_changes_its_messages(crash: i
     first = turns_of(journal, model, [])
     if crash is not None:
         with contextlib.suppress(Crash):
-            await first.run_agent(InPlace())
+            await first.run_agent(lambda: InPlace())
         journal.crash_after = None
         journal.records = as_stored(journal.records)
         first = turns_of(journal, model, [], replay=list(journal.records))
-    assert await first.run_agent(InPlace()) == (StopReason.FINISHED, "done")
+    assert await first.run_agent(lambda: InPlace()) == (StopReason.FINISHED, "done")
     recorded = {turn.number: json.loads(json.dumps([turn.messages, turn.tools])) for turn in fold(journal.records)}
     assert list(recorded.values()) == [
         sent for number, sent in enumerate(model.sent) if sent not in model.sent[:number]
@@ -745,11 +758,11 @@ class Surrogates(CountingModel):
 async def test_agent_whose_text_is_not_unicode_resumes_after_a_crash_at_any_write(crash: int | None) -> None:
     journal = MemoryJournal(crash_after=crash)
     with contextlib.suppress(Crash):
-        await turns_of(journal, Surrogates(11, []), []).run_agent(Unencodable())
+        await turns_of(journal, Surrogates(11, []), []).run_agent(lambda: Unencodable())
     journal.crash_after = None
     journal.records = as_stored(journal.records)
     resumed = turns_of(journal, Surrogates(11, []), [], replay=list(journal.records))
-    assert await resumed.run_agent(Unencodable()) == (StopReason.FINISHED, "done")
+    assert await resumed.run_agent(lambda: Unencodable()) == (StopReason.FINISHED, "done")
     intents = [record for record in linear(journal.records) if isinstance(record, IntentRecord)]
     assert [(intent.keep, intent.branch) for intent in intents] == [(0, 0), (2, 0), (4, 0)]
     assert intents[0].messages == [
@@ -786,10 +799,10 @@ async def test_tool_calls_of_one_answer_can_be_run_one_after_another(crash: int 
     turns = turns_of(journal, model, log, tool=Keyed(log))
     if crash is not None:
         with contextlib.suppress(Crash):
-            await turns.run_agent(OneByOne())
+            await turns.run_agent(lambda: OneByOne())
         journal.crash_after = None
         turns = turns_of(journal, model, log, replay=list(journal.records), tool=Keyed(log))
-    assert await turns.run_agent(OneByOne()) == (StopReason.FINISHED, "done")
+    assert await turns.run_agent(lambda: OneByOne()) == (StopReason.FINISHED, "done")
     assert len(set(log)) == 6, "a key that a second call has gets it the result of the first, or is refused"
     await journal.append(turns.take_unwritten())
     assert [[result.call_id for result in turn.observations] for turn in fold(journal.records)] == [
@@ -819,11 +832,11 @@ async def test_model_calls_that_an_agent_makes_side_by_side_are_each_recorded(cr
     turns = turns_of(journal, Spelled(0, []), [])
     if crash is not None:
         with contextlib.suppress(Crash):
-            await turns.run_agent(SideBySide())
+            await turns.run_agent(lambda: SideBySide())
         journal.crash_after = None
         turns = turns_of(journal, Spelled(0, []), [], replay=list(journal.records))
     expected = "answer to a answer to long question answer to longer"
-    assert await turns.run_agent(SideBySide()) == (StopReason.FINISHED, expected)
+    assert await turns.run_agent(lambda: SideBySide()) == (StopReason.FINISHED, expected)
     recorded = fold(linear(journal.records))
     assert [turn.messages[-1]["content"] for turn in recorded] == ["a", "long question", "longer"]
     for turn in recorded:
@@ -846,7 +859,7 @@ class Impatient:
 
 async def test_model_calls_that_an_agent_gave_up_take_no_later_turn_out_of_the_record() -> None:
     journal = MemoryJournal()
-    assert await turns_of(journal, Spelled(0, []), []).run_agent(Impatient()) == (StopReason.FINISHED, "done")
+    assert await turns_of(journal, Spelled(0, []), []).run_agent(lambda: Impatient()) == (StopReason.FINISHED, "done")
     recorded = fold(linear(journal.records))
     assert [turn.response.message["content"] for turn in recorded if turn.response] == [
         "answer to go",
@@ -872,7 +885,7 @@ class Forgetful:
 
 async def test_job_that_an_agent_leaves_behind_makes_no_call_after_its_end() -> None:
     journal, agent = MemoryJournal(), Forgetful()
-    assert await turns_of(journal, Spelled(0, []), []).run_agent(agent) == (StopReason.FINISHED, "done")
+    assert await turns_of(journal, Spelled(0, []), []).run_agent(lambda: agent) == (StopReason.FINISHED, "done")
     answers = sum(isinstance(record, ResponseRecord) for record in journal.records)
     with pytest.raises(RuntimeError, match="the agent has ended"):
         await asyncio.wait_for(agent.job, 10)

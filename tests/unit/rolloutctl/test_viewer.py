@@ -22,14 +22,22 @@ from hypothesis import strategies as st
 
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.health import HealthReport
-from agent_runtime.recording.reader import NoSuchRun
-from agent_runtime.recording.segments import json_bytes
+from agent_runtime.recording.reader import NoSuchRun, open_run
+from agent_runtime.recording.segments import encode, json_bytes
 from agent_runtime.recording.store import StorageUnavailable, Store
-from rollout_api.records import ChangesRecord, Outcome, PluginReport, Record
+from rollout_api.records import (
+    ArtifactsRecord,
+    ChangesRecord,
+    Outcome,
+    PluginReport,
+    Record,
+    ResponseRecord,
+    StopRecord,
+)
 from rolloutctl.errors import CommandError
 from rolloutctl.ui.transcript import Call
 from rolloutctl.viewer.library import Library
-from rolloutctl.viewer.live import state
+from rolloutctl.viewer.live import InFlight, state
 from rolloutctl.viewer.rollout import (
     DIFF_LINES,
     MOST_FILES,
@@ -227,6 +235,20 @@ def test_what_an_attempt_does_is_in_its_last_records() -> None:
     doing = [state(records[: number + 1])["doing"] for number in range(4)]
     assert doing == ["starting", "model", "tool bash", "agent"]
     assert state(records)["doing"] == "storing artifacts"
+
+
+async def test_turn_of_a_rollout_that_is_graded_is_its_last_one(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "graded", [], total=1, group_size=1, finished=False)
+    records = made_up_rollout(0, hostile=False).records
+    assert isinstance(records[-1], StopRecord)
+    segments = [records[:-1], records[-1:], [ArtifactsRecord(time=0, key="k", bytes=0)]]
+    (folder / "attempts" / "0" / "0").mkdir(parents=True)
+    for number, part in enumerate(segments):
+        (folder / "attempts" / "0" / "0" / f"1-{number}.jsonl.zst").write_bytes(encode(part))
+    run = await open_run(Store.open(str(tmp_path), {}), folder.name)
+    _, [found] = await InFlight(run).look([])
+    assert found["doing"] == "grading"
+    assert found["turn"] == max(record.turn + 1 for record in records if isinstance(record, ResponseRecord))
 
 
 def test_only_colours_of_a_text_stay_control_characters() -> None:

@@ -36,6 +36,10 @@ class Demanding(Patient):
     def __init__(self, retries):
         self.retries = retries
 
+class Unlicensed(Weigh):
+    def __init__(self):
+        raise KeyError("licence")
+
 half_a_tool = object()
 '''
 
@@ -104,6 +108,7 @@ def test_module_and_name_always_work(package: Any) -> None:
         ),
         ("weighing_kit:Weihg", r"has no 'Weihg' \(did you mean 'Weigh'\?\)"),
         ("weighing_kit:half_a_tool", "lacks name, description"),
+        ("weighing_kit:Unlicensed", r"creating it failed in .*weighing_kit.py:\d+ with KeyError: 'licence'"),
     ],
 )
 def test_tool_that_cannot_be_loaded_is_named_with_the_reason(name: Any, complaint: Any, package: Any) -> None:
