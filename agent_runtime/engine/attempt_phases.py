@@ -30,7 +30,7 @@ from agent_runtime.engine.attempt.snapshots import Checkpoints, Keeping, Snapsho
 from agent_runtime.engine.attempt.steps import StepwiseAgent, steps_problem, verdict_of_steps
 from agent_runtime.engine.attempt.turns import Turns
 from agent_runtime.engine.context import RunContext, grading_spec, workspace_spec
-from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
+from agent_runtime.engine.events import AgentFailed, RolloutStarted, WorkspaceAcquired
 from agent_runtime.engine.program.program import Program
 from agent_runtime.engine.program.program import collect as collect_trajectory
 from agent_runtime.engine.scheduling.completion_rules import PolicyLag, stale_message, versions_of
@@ -277,6 +277,8 @@ class Attempt:
             traceback=self._work.traceback,
             agent_seconds=self._work.agent_seconds,
         )
+        if stop.traceback is not None:
+            self._context.observer(AgentFailed(self._rollout.task.name, self._rollout.member, stop.traceback))
         await self._context.first_ends.ended(stop.traceback)
         return stop
 

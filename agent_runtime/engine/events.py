@@ -163,6 +163,15 @@ class ToolEnded:
 
 
 @dataclass(frozen=True)
+class AgentFailed:
+    """The agent's own code has raised in a rollout, whose end may be recorded later."""
+
+    task: str
+    member: int
+    traceback: str
+
+
+@dataclass(frozen=True)
 class StorageRequested:
     """One request to object storage has ended; a retry is a separate request. `failed`: it had no usable response."""
 
@@ -181,6 +190,7 @@ Event = (
     | ModelSilent
     | StepBuilt
     | ToolEnded
+    | AgentFailed
     | AttemptFailed
     | PluginFailed
     | RolloutSealed

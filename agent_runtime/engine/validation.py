@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -107,8 +108,12 @@ def _folder_problem(folder: Path) -> str | None:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir():
         return f"{existing} is a file, expected a folder; change the URI"
-    usable = os.access(existing, os.W_OK | os.X_OK)
-    return None if usable else f"{existing} is not writable; change its permissions or the URI"
+    try:
+        # Some file systems, such as /proc, refuse what the permissions allow.
+        os.rmdir(tempfile.mkdtemp(prefix=".agent-rollouts-", dir=existing))
+    except OSError as error:
+        return f"{existing} is not writable ({error.strerror}); change its permissions or the URI"
+    return None
 
 
 async def _storage_problem(uri: str, environ: Mapping[str, str]) -> str | None:

@@ -190,7 +190,9 @@ class JsonClient:
                     delay = retry_delay(failures, retry_after, now=time.time(), jitter=random.random())
                     left = last_start - time.monotonic()
                     if failures == options.tries or left <= 0:
-                        raise ModelError(reason, f"{self.base_url} failed {failures} times, last with {failure}")
+                        raise ModelError(
+                            reason, f"{self.base_url} failed {failures} time{'s' * (failures > 1)}, last with {failure}"
+                        )
                     await asyncio.sleep(min(delay, left))
                     health.lost_seconds = lost_before + time.monotonic() - started
         except TimeoutError:

@@ -327,7 +327,12 @@ def _parsed_job_file(folder: str, data: bytes) -> JobFile:
 async def read_abort(store: Store) -> dict[str, Any] | None:
     """Return `{reason, message, time}` of an aborted run from its own store; None if it was not aborted."""
     data = await store.get("abort.json")
-    return None if data is None else parsed_json("abort.json", data)
+    if data is None:
+        return None
+    found = parsed_json("abort.json", data)
+    if not isinstance(found, dict) or not isinstance(found.get("message"), str):
+        raise RecordCorrupt("abort.json", "it has no message")
+    return found
 
 
 async def read_attempt_numbers(store: Store, index: int) -> list[int]:

@@ -79,14 +79,15 @@ async def overviews(store: Store) -> tuple[list[Overview], list[DamagedRun]]:
 async def overview(run: RunFolder) -> Overview:
     """Read the progress and statistics of a run."""
     store = run.store
-    stored, aborted = await store.get("stats.json"), await read_abort(store)
-    health = await health_reports(store) if stored is None and aborted is None else ()
+    stored, aborted = await store.get("stats.json"), None
     stats: Json = statistics_of(())
     damaged = None
     try:
+        aborted = await read_abort(store)
         stats = await _sealed_statistics(store) if stored is None else parsed_json("stats.json", stored)
     except RecordCorrupt as corrupt:
         damaged = str(corrupt)
+    health = await health_reports(store) if stored is None and aborted is None else ()
     reason = None if aborted is None else aborted["message"]
     return Overview(run, finished=stored is not None, aborted=reason, health=health, damaged=damaged, stats=stats)
 

@@ -22,7 +22,7 @@ from rolloutctl.ui.transcript import Call, Step, readable_arguments, steps
 LINES = 40
 """Most lines shown of one tool result; `--full` shows all."""
 
-_HINT = "`rolloutctl results` lists the tasks. For a task without a finished rollout, give the rollout's index."
+_HINT = "`rolloutctl results` lists the tasks that have finished rollouts. An index works for any rollout."
 RolloutArgument = Annotated[
     str,
     typer.Argument(
@@ -73,11 +73,11 @@ def index_of(run: RunReader, rollout: str) -> int:
     size = run.job.spec.group_size
     if int(member) >= size:
         raise CommandError(f"{rollout}: groupSize is {size}, so members are 0 to {size - 1}")
-    groups = {result.task: result.group for result in run.results()}
+    names = run.job_file.tasks.names  # empty for a stream of tasks
+    groups = {name: group for group, name in enumerate(names)} or {one.task: one.group for one in run.results()}
     if task not in groups:
-        raise CommandError(
-            f"{run.folder} has no finished rollout of task {task!r}.{did_you_mean(task, groups)}", hint=_HINT
-        )
+        known = "task" if names else "finished rollout of task"
+        raise CommandError(f"{run.folder} has no {known} {task!r}.{did_you_mean(task, groups)}", hint=_HINT)
     return groups[task] * size + int(member)
 
 

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 from agent_runtime.engine.events import (
+    AgentFailed,
     AttemptFailed,
     Event,
     JobStarted,
@@ -149,9 +150,8 @@ def _lines(event: Event) -> list[tuple[str, str]]:
 
 def _raised(event: Event) -> tuple[str, str, str] | None:
     """Return whose code has raised, what it did, and the traceback; None for other events."""
-    if isinstance(event, RolloutSealed) and event.result.traceback is not None:
-        what = f"The agent's own code raised in {event.result.task}/{event.result.member} (AgentError):"
-        return "agent", what, event.result.traceback
+    if isinstance(event, AgentFailed):
+        return "agent", f"The agent's own code raised in {event.task}/{event.member} (AgentError):", event.traceback
     if isinstance(event, ToolEnded) and event.traceback is not None:
         what = f"The code of tool {event.tool} raised in rollout {event.index}, and the model sees the error:"
         return f"tool {event.tool}", what, event.traceback

@@ -18,7 +18,15 @@ import pytest
 
 from agent_runtime.agents.base import Agent, AgentContext
 from agent_runtime.engine.attempt.turns import ACKNOWLEDGE_EVERY
-from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobSummary, RolloutSealed, TurnEnded
+from agent_runtime.engine.events import (
+    AgentFailed,
+    AttemptFailed,
+    Event,
+    GroupFinished,
+    JobSummary,
+    RolloutSealed,
+    TurnEnded,
+)
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.engine.session import RolloutSession
@@ -494,8 +502,21 @@ class RaisesInEachStep:
 async def test_run_stops_when_the_agent_raises_in_the_steps_of_its_first_rollouts(tmp_path: Path) -> None:
     job = in_steps(tmp_path, 2, group_size=10)
     provider = DummyProvider(f"outcomes-{next(worlds)}")
+    told = list[Event]()
     with pytest.raises(AgentBroken, match="KeyError: 'a typo'"):
-        await run_job(job, base_dir=tmp_path, environ={}, provider=provider, model=OneCall(), agent=RaisesInEachStep)
+        await run_job(
+            job,
+            base_dir=tmp_path,
+            environ={},
+            provider=provider,
+            model=OneCall(),
+            agent=RaisesInEachStep,
+            observer=told.append,
+        )
+    raised = [event for event in told if isinstance(event, AgentFailed)]
+    assert len(raised) >= 8, "each is told at once, and before any end is recorded"
+    assert not [event for event in told if isinstance(event, RolloutSealed)]
+    assert "KeyError: 'a typo'" in raised[0].traceback
 
 
 async def test_resumed_run_stops_again_when_the_agent_still_raises(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agent_runtime.engine.events import (
+    AgentFailed,
     AttemptFailed,
     Event,
     JobStarted,
@@ -179,3 +180,10 @@ def test_silent_model_is_reported_once_and_shown_until_it_answers() -> None:
     assert "no answer from the model for 20 s" in tally.line()
     tally.add(ModelSilent("http://model/v1", 0, 0.0, has_answered=True))
     assert "no answer" not in tally.line()
+
+
+def test_the_first_exception_of_the_agents_code_is_printed_at_once_and_no_further_one() -> None:
+    shown = plain([started(8), AgentFailed("fix", 3, "KeyError: 'a'"), AgentFailed("fix", 4, "KeyError: 'b'")])
+    assert "The agent's own code raised in fix/3 (AgentError):" in shown
+    assert "KeyError: 'a'" in shown
+    assert "KeyError: 'b'" not in shown

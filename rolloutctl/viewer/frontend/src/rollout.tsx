@@ -107,12 +107,18 @@ function Facts({ page, summary }: { page: RolloutPage; summary: Summary | null }
         ["Tokens", compact((result.usage?.promptTokens ?? 0) + (result.usage?.completionTokens ?? 0)), `${compact(result.usage?.completionTokens ?? 0)} generated`],
         ["Time", seconds(parts.total), ["model", "tools", "verifier"].filter((name) => parts[name]).map((name) => `${name} ${seconds(parts[name])}`).join(", ")],
       ]} />
-      {result.message && (result.stopReason === "Finished" ? <Block text={result.message} label="Final message" /> : <p class="banner">{[result.reason, result.message].filter(Boolean).join(": ")}</p>)}
-      {result.failedAttempts?.map((attempt) => <p class="banner">Attempt {attempt.attempt} was lost: {attempt.reason}. {attempt.message}</p>)}
+      {result.message && (result.stopReason === "Finished" ? <Block text={result.message} label="Final message" /> : <Told what={result.reason ?? ""} text={result.message} />)}
+      {result.failedAttempts?.map((attempt) => <Told what={`Attempt ${attempt.attempt} was lost: ${attempt.reason}`} text={attempt.message ?? ""} />)}
       {result.traceback && <Block text={result.traceback} label="The agent's own code raised" error />}
       {Object.entries(result.toolTracebacks ?? {}).map(([tool, text]) => <Block text={text} label={`Tool ${tool} raised`} error />)}
     </>
   );
+}
+
+/** A message, which may be a traceback of several lines. */
+function Told({ what, text }: { what: string; text: string }) {
+  if (text.includes("\n")) return <Block text={text} label={what} error />;
+  return <p class="banner">{[what, text].filter(Boolean).join(": ")}</p>;
 }
 
 function Unfinished({ summary }: { summary: Summary | null }) {

@@ -62,7 +62,7 @@ export function Run({ source, run }: { source: Source; run: string }) {
         </section>
         <section class="card" aria-labelledby="times-title">
           <h2 id="times-title">Where the time went</h2>
-          {summary.parts.length > 0 ? <Parts parts={summary.parts} /> : <p class="hint">No rollout has ended.</p>}
+          {summary.parts.length > 0 ? <Parts parts={summary.parts} /> : <p class="hint">{summary.read === 0 ? "No rollout has ended." : "No rollout has got so far that its times are known."}</p>}
         </section>
       </div>
       {summary.labels.length > 1 && (
