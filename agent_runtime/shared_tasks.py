@@ -1,4 +1,4 @@
-"""Work that several callers wait for, and work that nobody waits for.
+"""Tasks that several callers share, and tasks without a caller.
 
 Several callers wait by `asyncio.shield`, so that a cancelled one does not end the work for others.
 """
@@ -37,8 +37,8 @@ def shared(
 
 
 async def repeat(step: Callable[[], Awaitable[None]], seconds: float) -> None:
-    """Do this every so many seconds, until cancelled. An exception is logged: nobody waits for this work, so nobody
-    would notice that it has ended.
+    """Call `step` at this interval until cancelled. An exception is logged and does not end the work, because no caller
+    would notice its end.
     """
     while True:
         await asyncio.sleep(seconds)

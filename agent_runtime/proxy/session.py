@@ -245,7 +245,7 @@ class Session:
         return -(-size // _BYTES_A_TOKEN), True
 
     async def answers(self) -> bool:
-        """Whether the model answers a short test request now. It is no call of the session, and is not recorded. Raises
+        """Whether the model answers a short test request now. The request is neither recorded nor counted. Raises
         Refused after `_MOST_TESTS`.
         """
         self._tests += 1

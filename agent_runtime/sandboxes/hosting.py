@@ -93,8 +93,8 @@ class _Sandbox:
 
 
 class _Turns:
-    """Who may have workspaces now: all attempts, or one that must be alone. One that must be alone waits until no other has
-    any, and only then do others wait for it, so that nobody who has a workspace waits for another one.
+    """Which attempts may have workspaces now: all, or a single one that must be alone. Such an attempt starts when no other
+    has a workspace, and others wait until it has ended. Only attempts without a workspace wait, so none is stuck.
     """
 
     def __init__(self) -> None:

@@ -156,8 +156,8 @@ class Turns:
     async def run_agent(self, make_agent: Callable[[], Agent]) -> tuple[StopReason, str]:
         """Run a new agent within its time; return why it stopped, with a message. Raises errors that prevent grading.
 
-        The time excludes waiting for the journal and for a failing model server. An exception of the agent's constructor
-        is one of its own code.
+        The time excludes waiting for the journal and for a failing model server. An exception in the agent's constructor
+        counts as an error of the agent's own code.
         """
 
         async def run_new() -> str | None:

@@ -570,7 +570,7 @@ class Fleet:
             self._plan(kind)
 
     def _spawn(self, work: Coroutine[Any, Any, None], held: HeldSandbox | None = None) -> asyncio.Task[None]:
-        """Start work that nobody waits for. If it raises, `held` ends, because its callers would wait for ever."""
+        """Start background work. If it raises, `held` ends, so that nothing waits forever for that sandbox."""
         task = asyncio.create_task(self._contained(work, held))
         self._work.add(task)
         task.add_done_callback(self._work.discard)

@@ -133,7 +133,7 @@ async def test_own_limit_is_the_cause_if_it_is_exceeded(six: list[Any]) -> None:
 
 
 STUCK_SECONDS = 10
-"""One more goes on when memory has had no new low for so long (`overlay/memory.py`)."""
+"""When memory has not reached a new low for this time, one paused workspace resumes (`overlay/memory.py`)."""
 
 
 async def until_paused(client: Any) -> None:

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_runtime.executor.network import rules
 from agent_runtime.executor.network.proxy import Refusal, read_request
 from agent_runtime.executor.network.rules import NetworkRule, is_public, read_rule, split_authority
+from rollout_api import sandbox
 
 PRIVATE = [
     "0.0.0.0", "10.1.2.3", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.16.0.1", "172.31.255.255", "192.0.0.1",
@@ -67,6 +69,7 @@ def test_what_only_a_data_set_lists_must_be_public() -> None:
     assert rule is not None
     assert rule.as_json() == ["own.internal:80", "public:localhost:80", "public:mirror.internal:80"]
     assert read_rule(rule.as_json()) == rule
+    assert rules.PUBLIC_ONLY == sandbox.PUBLIC_ONLY, "executors import nothing of rollout_api"
     for host in ("localhost", "mirror.internal"):
         assert rule.refusal_of_name(host, 80) is None
         refusal = rule.refusal_of_address(host, 80, ipaddress.ip_address("127.0.0.1"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
 import pytest
@@ -9,6 +10,17 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agent_runtime.proxy.peers import _ForwardedStream, _Peer
+
+
+@contextlib.asynccontextmanager
+async def forwarded(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[_ForwardedStream]:
+    """Yield the stream of an owner that answers so."""
+    app = web.Application()
+    app.router.add_get("/", answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as client:
+        response = await client.get(server.make_url("/"))
+        yield _ForwardedStream(_Peer("owner"), response)
+        response.close()
 
 
 @pytest.mark.parametrize(("after", "is_whole"), [([], True), ([b"data: [DONE]\n\n"], False)])
@@ -27,11 +39,7 @@ async def test_a_client_that_leaves_with_the_last_event_has_the_whole_stream(
         await response.write_eof()
         return response
 
-    app = web.Application()
-    app.router.add_get("/", answer)
-    async with TestServer(app) as server, aiohttp.ClientSession() as client:
-        response = await client.get(server.make_url("/"))
-        stream = _ForwardedStream(_Peer("owner"), response)
+    async with forwarded(answer) as stream:
         pieces = stream.pieces()
         assert await anext(pieces) == b"data: last\n\n"
         waiting = asyncio.ensure_future(anext(pieces))
@@ -41,20 +49,14 @@ async def test_a_client_that_leaves_with_the_last_event_has_the_whole_stream(
             await waiting
         left.set()
         assert await stream.was_passed_on() is is_whole
-        response.close()
 
 
 async def test_a_piece_that_was_not_written_is_missing() -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(body=b"data: last\n\n")
 
-    app = web.Application()
-    app.router.add_get("/", answer)
-    async with TestServer(app) as server, aiohttp.ClientSession() as client:
-        response = await client.get(server.make_url("/"))
-        stream = _ForwardedStream(_Peer("owner"), response)
+    async with forwarded(answer) as stream:
         pieces = stream.pieces()
         await anext(pieces)
         await pieces.aclose()  # the client left while the piece was sent
         assert not await stream.was_passed_on()
-        response.close()

@@ -24,17 +24,22 @@ from tests.support.harbor_tasks import hello_world
 from tests.support.s3 import BUCKET, S3, serve_s3
 
 
+def store_of(server: S3) -> S3Store:
+    """Return the test's bucket, to write to."""
+    return S3Store(
+        BUCKET,
+        endpoint=f"http://127.0.0.1:{server.port}",
+        access_key_id="test",
+        secret_access_key="test-secret",
+        region="us-east-1",
+        client_options={"allow_http": True},
+    )
+
+
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3]:
     with serve_s3() as server:
-        store = S3Store(
-            BUCKET,
-            endpoint=f"http://127.0.0.1:{server.port}",
-            access_key_id="test",
-            secret_access_key="test-secret",
-            region="us-east-1",
-            client_options={"allow_http": True},
-        )
+        store = store_of(server)
         rows = "".join(f'{{"name": "t{number}", "prompt": "p"}}\n' for number in range(5000))
         obstore.put(store, "data/tasks.jsonl", rows.encode())
         parquet = io.BytesIO()
@@ -124,14 +129,7 @@ def test_folder_with_too_large_a_file_is_left_out_like_any_other(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "FILE_BYTES", 4096)
-    store = S3Store(
-        BUCKET,
-        endpoint=f"http://127.0.0.1:{s3.port}",
-        access_key_id="test",
-        secret_access_key="test-secret",
-        region="us-east-1",
-        client_options={"allow_http": True},
-    )
+    store = store_of(s3)
     for name, bytes_ in (("small", 10), ("large", 5000)):
         for path in hello_world(tmp_path / name).rglob("*"):
             if path.is_file():
