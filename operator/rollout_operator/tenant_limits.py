@@ -19,8 +19,6 @@ wrote, and an API server accepts no longer message in an Event.
 """
 HELD_BYTES: Final = 96 * 2**20
 """Most bytes of answers that are held at one time, of all namespaces together."""
-SHARE_BYTES: Final = 32 * 2**20
-"""Most bytes of these for one namespace, so that one tenant's answers do not stop the others."""
 SMALL_BYTES: Final = 2**16
 """Answers up to this size are not counted while they are read: the buffers of a connection are as large. So small answers
 never wait for room.
@@ -41,10 +39,14 @@ def digest(*texts: str) -> bytes:
 
 
 class ByteBudget:
-    """Counts the bytes that are held for tenants, by namespace."""
+    """Counts the bytes that are held for tenants, by namespace.
 
-    def __init__(self, total: int = HELD_BYTES, share: int = SHARE_BYTES) -> None:
-        self._total, self._share = total, share
+    A namespace may hold half of what then stays free. So however many of them hold what they may, there is room for
+    another one, as in the buffers of network switches (Choudhury and Hahne, "Dynamic queue length thresholds", 1998).
+    """
+
+    def __init__(self, total: int = HELD_BYTES) -> None:
+        self._total = total
         self._held: Counter[str] = Counter()
         self._freed = asyncio.Event()
 
@@ -58,7 +60,9 @@ class ByteBudget:
             held.shrink(0)
 
     def has_room(self, namespace: str, size: int) -> bool:
-        return self._held[namespace] + size <= self._share and self._held.total() + size <= self._total
+        """Return whether the namespace may hold `size` more bytes; a third of the total if nothing is held."""
+        free = self._total - self._held.total() - size
+        return 2 * (self._held[namespace] + size) <= free
 
     def add(self, namespace: str, size: int) -> None:
         """Count more bytes, or fewer if `size` is negative."""

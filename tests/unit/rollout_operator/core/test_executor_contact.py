@@ -149,15 +149,15 @@ async def test_a_report_keeps_a_few_jobs_that_are_left_over(executor: Executor) 
 async def test_large_lists_are_read_within_the_memory_of_all_tenants(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    budget = ByteBudget(total=2**20, share=2**20)
+    budget = ByteBudget(total=1_300_000)
     executor.workspaces = {"workspaces": [{"attempt": "0123abcd-", "more": "x" * 200_000}]}
     async with budget.hold("another") as held:
-        await held.grow(2**20)
+        await held.grow(433_000)
         with monkeypatch.context() as short:
             short.setattr(executor_contact, "ANSWER_SECONDS", 0.3)
             assert not (await asked(budget)).answered, "the answer waits for room"
     assert (await asked(budget)).answered
-    assert budget.has_room("lab", 2**20), "nothing is held any more"
+    assert budget.has_room("lab", 433_000), "nothing is held any more"
 
 
 async def test_a_silent_executor_is_given_up(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
