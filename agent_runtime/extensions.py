@@ -9,17 +9,18 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 _TRACEBACK_FRAMES = 20
 _CALLERS_OF_USER_CODE = tuple(
     f"{Path(__file__).parent}{os.sep}{inner}"
     for inner in (f"engine{os.sep}", f"plugins{os.sep}", f"tools{os.sep}base.py")
 )
+_OWN_MODULES = f"{__package__}."
 _TRACEBACK_CHARACTERS = 8192
 """Most characters of a recorded traceback. An error's message may repeat all that a model wrote."""
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
@@ -31,6 +32,8 @@ _LONGEST_NAME = 100
 """Names with more characters are not compared with others for suggestions, because a model controls the length and
 comparing is slow.
 """
+
+T = TypeVar("T")
 
 
 class ExtensionError(Exception):
@@ -68,7 +71,10 @@ def traceback_of(error: BaseException, *, is_of_user: bool = True) -> str:
     `is_of_user`: leave out the frames of the engine before the first of the user's code, where the mistake is not.
     """
     first = _after_engine(error.__traceback__) if is_of_user else error.__traceback__
-    text = "".join(traceback.format_exception(type(error), error, first, limit=-_TRACEBACK_FRAMES)).strip()
+    printed = traceback.TracebackException(type(error), error, first, limit=-_TRACEBACK_FRAMES)
+    if is_of_user and type(error).__module__.startswith(_OWN_MODULES):
+        _leave_out_callees(printed)
+    text = "".join(printed.format()).strip()
     half = _TRACEBACK_CHARACTERS // 2
     return text if len(text) <= 2 * half else f"{text[:half]}\n[…]\n{text[-half:]}"
 
@@ -79,6 +85,15 @@ def _after_engine(frames: TracebackType | None) -> TracebackType | None:
     while later is not None and later.tb_frame.f_code.co_filename.startswith(_CALLERS_OF_USER_CODE):
         later = later.tb_next
     return later or frames
+
+
+def _leave_out_callees(printed: traceback.TracebackException) -> None:
+    """Leave out the frames of the engine after the user's last one, and the errors behind them. An error of the engine's
+    own types, such as a missing file, is its answer to the user's call, so the mistake is at that call.
+    """
+    while len(printed.stack) > 1 and _is_ours(printed.stack[-1].filename):
+        printed.stack.pop()
+        printed.__cause__, printed.__suppress_context__ = None, True
 
 
 def raised_in(traceback_text: str) -> str:
@@ -103,6 +118,15 @@ def failed_with(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
     place = f" in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"failed{place} with {type(error).__name__}: {error}"
+
+
+def create(what: str, name: str, make: Callable[[], T]) -> T:
+    """Return the object that a user's class makes. Raises ExtensionError."""
+    try:
+        with contained():
+            return make()
+    except Exception as error:
+        raise ExtensionError(f"{what} {name!r}: creating it {failed_with(error)}") from error
 
 
 def load_object(reference: str, what: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Final
 from agent_runtime.agents.registry import find_agent
 from agent_runtime.engine.attempt.mcp import server_keys
 from agent_runtime.engine.opening import refuse_text_only
-from agent_runtime.extensions import ExtensionError
+from agent_runtime.extensions import ExtensionError, create
 from agent_runtime.models.base import ModelConfigError, ModelError
 from agent_runtime.models.factory import open_model
 from agent_runtime.plugins.plugins import Plugins
@@ -64,7 +64,7 @@ def _checks(job: RolloutJob, environ: Mapping[str, str]) -> list[tuple[Location,
     agent = job.spec.agent
     checks: list[tuple[Location, Callable[[], object]]] = []
     if not agent.is_program:
-        checks.append((("agent", "type"), partial(find_agent, agent.type)))
+        checks.append((("agent", "type"), lambda: create("agent", agent.type, find_agent(agent.type))))
         checks += [(("agent", "tools", n), partial(open_tools, [name])) for n, name in enumerate(agent.tools)]
         checks.append((("agent", "tools"), partial(open_tools, agent.tools)))
     for n, server in enumerate(agent.mcp_servers):

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.alias_generators import to_camel
 
-from agent_runtime.extensions import ExtensionError, Registry, failed_with
+from agent_runtime.extensions import ExtensionError, Registry, create
 from agent_runtime.plugins.base import KINDS
 from rollout_api.manifest import explain, path_of
 from rollout_api.rollout_job import PluginUse
@@ -50,10 +50,8 @@ def made(plugin_class: type[Any], name: str, config: Mapping[str, Any]) -> Any:
     except ValidationError as error:
         problems = [f"config.{path_of(place)}: {message}" for place, message in explain(error, model, dict(config))]
         raise ExtensionError("\n".join(f"plugin {name!r}: {problem}" for problem in problems)) from error
-    try:
-        return plugin_class(**{field: getattr(options, field) for field in model.model_fields})
-    except Exception as error:
-        raise ExtensionError(f"plugin {name!r}: creating it {failed_with(error)}") from error
+    given = {field: getattr(options, field) for field in model.model_fields}
+    return create("plugin", name, lambda: plugin_class(**given))
 
 
 registry = Registry(

@@ -123,8 +123,8 @@ class RunReader(RunFolder):
             return await sealed_records(self.store, seal)
         attempts = await self.attempts(index)
         if not attempts or attempt not in (None, *attempts):
-            known = f"it has {', '.join(map(str, attempts))}" if attempts else "none was begun"
-            raise NoSuchRun(f"rollout {index} of {self.folder} has no attempt {attempt or 0}: {known}")
+            known = f"no attempt {attempt}: it has {', '.join(map(str, attempts))}" if attempts else "not begun"
+            raise NoSuchRun(f"rollout {index} of {self.folder} has {known}")
         newest = attempts[-1] if attempt is None else attempt
         return await read_attempt(self.store, index, newest)
 

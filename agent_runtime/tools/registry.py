@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, overload
 
-from agent_runtime.extensions import ExtensionError, Registry, failed_with
+from agent_runtime.extensions import ExtensionError, Registry, create
 from agent_runtime.tools.base import FunctionTool, Tool, ToolFunction, as_tool
 
 COMMANDS_AND_FILES = ("execute_command", "write_file", "read_file", "mark_done")
@@ -80,10 +80,7 @@ def open_tools(names: Sequence[str], own: Mapping[str, Tool] = MappingProxyType(
 
 def _made(thing: Any, name: str) -> Tool:
     if inspect.isclass(thing):
-        try:
-            thing = thing()
-        except Exception as error:
-            raise ExtensionError(f"tool {name!r}: creating it {failed_with(error)}") from error
+        thing = create("tool", name, thing)
     try:
         return as_tool(thing, name)
     except TypeError as error:

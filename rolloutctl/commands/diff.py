@@ -8,7 +8,7 @@ import typer
 from rolloutctl.comparison import Comparison, compare
 from rolloutctl.completion import complete_run
 from rolloutctl.runs import RUN_HELP, find_run_folder
-from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, answer_text, number
+from rolloutctl.ui.console import Form, FormOption, amount, answer_json, answer_table, answer_text, number
 
 TASKS = 50
 """Most rows of the table, the tasks with the largest differences. JSON has all."""
@@ -40,21 +40,24 @@ def _print(found: Comparison) -> None:
         columns = ["task", found.before, found.after, "difference"]
         answer_table("", columns, rows, right=columns[1:])
     if len(changed) > TASKS:
-        answer_text(f"… and {len(changed) - TASKS} tasks with smaller differences; `-o json` has them all.")
+        answer_text(f"… and {amount(len(changed) - TASKS, 'task')} with smaller differences; `-o json` has them all.")
     better = sum(change > 0 for change, *_ in changed)
     counts = [f"{better} better", f"{len(changed) - better} worse", f"{len(found.tasks) - len(changed)} equal"]
-    answer_text(f"{len(found.tasks)} tasks in both runs: {', '.join(counts)}.")
+    answer_text(f"{amount(len(found.tasks), 'task')} in both runs: {', '.join(counts)}.")
     if (difference := found.difference) is not None:
         interval = difference.interval
-        text = (
-            "" if interval is None else f" (95 % confidence interval {_signed(interval[0])} to {_signed(interval[1])})"
-        )
+        text = "no confidence interval of one task"
+        if interval is not None:
+            text = f"95 % confidence interval {_signed(interval[0])} to {_signed(interval[1])}"
         answer_text(
-            f"Mean reward {number(difference.before, 3)} → {number(difference.after, 3)}: {_signed(difference.mean)}{text}"
+            f"Mean reward {number(difference.before, 3)} → {number(difference.after, 3)}: "
+            f"{_signed(difference.mean)} ({text})"
         )
     for folder, tasks in ((found.before, found.only_before), (found.after, found.only_after)):
         if tasks:
             answer_text(f"Graded only in {folder}: {', '.join(tasks[:10])}{', …' if len(tasks) > 10 else ''}")
+    if found.manifest:
+        answer_text("Changes of the manifest:")
     for line in found.manifest:
         answer_text(f"  {line}")
 

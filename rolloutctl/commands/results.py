@@ -42,7 +42,7 @@ def print_results(name: str, ended: Collection[Result], total: int | None, group
         out.print(f"… and {better} better groups; `-o json` and `rolloutctl report` have them all.", soft_wrap=True)
     done = f"{len(ended)} of {total}" if total is not None else str(len(ended))
     error = "" if overall.standard_error is None else f" ± {number(overall.standard_error, 3)}"
-    line = f"{done} rollouts, mean reward {number(overall.mean, 3)}{error}"
+    line = f"{done} {'rollout' if done == '1' else 'rollouts'}, mean reward {number(overall.mean, 3)}{error}"
     line += f", pass@1 {percent(overall.pass_at_1)}"
     line += f", pass@{k} {percent(overall.pass_at_k)}" if k > 1 else ""
     out.print(line + (f", {overall.masked} masked" if overall.masked else ""), soft_wrap=True)

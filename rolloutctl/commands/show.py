@@ -8,6 +8,7 @@ import typer
 import yaml
 from rich.text import Text
 
+from agent_runtime.extensions import raised_in
 from agent_runtime.recording.health import last_error
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Outcome, PluginReport, Result, Seal, Verdict
@@ -97,7 +98,7 @@ def _print_head(run: RunReader, index: int, result: Result | None) -> None:
     counts = [
         amount(result.turns, "turn"),
         amount(result.tool_calls, "tool call"),
-        f"{result.usage.prompt_tokens} + {result.usage.completion_tokens} tokens",
+        f"{result.usage.prompt_tokens} + {amount(result.usage.completion_tokens, 'token')}",
         duration(result.seconds.get("total")),
         f"attempt {result.attempt}",
     ]
@@ -108,7 +109,7 @@ def _print_head(run: RunReader, index: int, result: Result | None) -> None:
     if result.traceback:
         answer_text(Text(harmless(result.traceback.rstrip()), "red"))
     for tool, traceback in result.tool_tracebacks.items():
-        answer_text(Text(harmless(f"The code of tool {tool} raised:\n{traceback}"), "red"))
+        answer_text(Text(harmless(f"The code of tool {tool} raised: {raised_in(traceback)}"), "red"))
     if (own := result.program_trajectory) is not None:
         answer_text(
             Text(harmless(f"The program's own trajectory: {own.note or f'{own.bytes} bytes, {own.format}'}"), "dim")
@@ -123,7 +124,7 @@ def print_step(step: Step, full: bool) -> None:
         answer_text(Text(harmless(step.text), "dim italic"))
         return
     title = step.role if step.turn is None or step.role != "assistant" else f"assistant, turn {step.turn + 1}"
-    right = f"  {duration(step.seconds)}, {step.tokens[1]} tokens" if step.role == "assistant" else ""
+    right = f"  {duration(step.seconds)}, {amount(step.tokens[1], 'token')}" if step.role == "assistant" else ""
     head = Text(harmless(title), _ROLE_STYLES.get(step.role, "bold")).append(right, "dim not bold")
     answer_text(Text("\n── ", "dim").append_text(head))
     if step.reasoning:
@@ -156,6 +157,8 @@ def _print_call(call: Call, full: bool) -> None:
         _print_block("(no result was recorded)", "dim", full)
     else:
         _print_block(call.result or "(empty)", "red" if call.error else "", full)
+    if call.traceback:
+        _print_block(call.traceback, "red", full=True)
 
 
 def _print_block(text: str, style: str, full: bool) -> None:

@@ -14,7 +14,7 @@ from agent_runtime.tasks import read_rows
 from rolloutctl.client import RunAborted
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit
 from rolloutctl.job_stream import JobStream
-from rolloutctl.ui.console import Form, FormOption, answer_json_line, answer_stream, number, out, say
+from rolloutctl.ui.console import Form, FormOption, amount, answer_json_line, answer_stream, number, out, say
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Submit tasks to an open job, and follow its results."
@@ -81,7 +81,7 @@ def _print(group: FinishedGroup, form: Form) -> None:
         rewards = [result.reward for result in group.results if result.reward is not None]
         label = f" [{group.label}]" if group.label else ""
         shown = number(mean(rewards), 3)
-        out.print(f"{group.sequence}{label} {group.task}: {len(group.results)} rollouts, mean reward {shown}")
+        out.print(f"{group.sequence}{label} {group.task}: {amount(len(group.results), 'rollout')}, mean reward {shown}")
 
 
 def _wire(group: FinishedGroup) -> dict[str, Any]:

@@ -25,6 +25,8 @@ PIPE_WIDTH = 200
 """Width of tables in a file or a pipe, which have no width of their own; COLUMNS overrides it."""
 LEAST_WIDTH_FOR_SENTENCES = 100
 """Narrower terminals break the sentences of a table into columns of single words."""
+LEAST_WIDTH_FOR_NAMES = 30
+"""Names of tasks are rarely longer."""
 MOST_WIDTH = 100_000
 """Width in which every table fits."""
 
@@ -163,8 +165,13 @@ def answer_described(title: str, columns: Sequence[str], rows: Sequence[Sequence
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Text]], right: Sequence[str], frame: Box | None) -> Table:
     table = Table(header_style="bold", box=frame, pad_edge=frame is not None)
-    for position, column in enumerate(columns):
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=position == 0)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    # Names are in the first column. Only those that would take more than half of the terminal are broken.
+    names = table.columns[0]
+    longest = max(cell.cell_len for cell in (Text(columns[0]), *(row[0] for row in rows)))
+    names.width = min(longest, max(LEAST_WIDTH_FOR_NAMES, out.width // 2))
+    names.no_wrap = names.width == longest
     for row in rows:
         table.add_row(*row)
     return table

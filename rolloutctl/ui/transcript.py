@@ -31,6 +31,8 @@ class Call:
     result: str | None = None
     error: bool = False
     seconds: float = 0
+    traceback: str | None = None
+    """Traceback of the tool's own exception."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def _with_reported_result(step: Step, number: int, result: str) -> Step:
 
 
 def _with_result(call: Call, result: Observation) -> Call:
-    return replace(call, result=result.content, error=result.error, seconds=result.seconds)
+    return replace(call, result=result.content, error=result.error, seconds=result.seconds, traceback=result.traceback)
 
 
 def text_of(content: Any) -> str:

@@ -143,7 +143,7 @@ async def test_an_unfinished_run_is_readable_at_any_time(run: Store) -> None:
     assert await reader.records(2) == FORKED[:1]
     assert (await reader.trajectory(2) or {})["steps"][0]["message"] == "go"
     assert await reader.tokens(2) == []
-    with pytest.raises(NoSuchRun, match=r"rollout 3 of fix-.* has no attempt 0: none was begun"):
+    with pytest.raises(NoSuchRun, match=r"rollout 3 of fix-.* has not begun"):
         await reader.records(3)
     with pytest.raises(NoSuchRun, match="has no attempt 5: it has 0"):
         await reader.records(2, attempt=5)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutctl.ui.console import answer_described, out, program
+from rolloutctl.ui.console import answer_described, answer_table, out, program
 
 
 @pytest.fixture
@@ -40,3 +40,12 @@ def test_described_rows_are_paragraphs_on_a_narrow_terminal(
     monkeypatch.setattr(out, "_width", 60)
     answer_described("", ["field", "form", "default", "meaning"], [["seed", "integer", "0", "Seed of all randomness."]])
     assert capsys.readouterr().out == "seed  form: integer; default: 0\n  Seed of all randomness.\n"
+
+
+def test_a_long_name_is_broken_before_columns_are_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(out, "_width", 60)
+    answer_table("", ["task", "mean"], [["n" * 70, "0.5"]], right=["mean"], optional=["mean"])
+    printed = capsys.readouterr()
+    assert (printed.out.count("n"), "0.5" in printed.out, printed.err) == (71, True, "")

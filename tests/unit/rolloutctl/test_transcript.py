@@ -63,6 +63,12 @@ def test_each_tool_result_is_shown_once_after_its_own_call() -> None:
     assert [call.result for call in shown[1].calls] == ["result of a", "result of b"]
 
 
+def test_each_call_of_a_tool_that_raised_has_its_own_traceback() -> None:
+    failed = [Observation(call_id=name, tool="bash", content="", traceback=f"KeyError: '{name}'") for name in "ab"]
+    shown = steps([response(0, "", call("a"), call("b")), ObservationsRecord(turn=0, time=0, results=failed)])
+    assert [call.traceback for call in shown[0].calls] == ["KeyError: 'a'", "KeyError: 'b'"]
+
+
 def test_answers_that_an_agent_sends_again_are_not_shown_twice() -> None:
     records: list[Record] = [
         intent(0, {"role": "user", "content": "go"}, {"role": "assistant", "content": "an example"}),

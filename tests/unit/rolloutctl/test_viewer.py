@@ -293,7 +293,7 @@ async def test_the_server_answers_only_with_the_token_and_says_what_is_wrong(tmp
         assert [set(run) for run in listed["runs"]] == [set(listed["runs"][0])] * 2, "the same facts of every run"
         assert (await get("run", run="../a"))[0] == 404
         status, missing = await get("rollout", run=folder, index="9")
-        assert (status, missing["error"]) == (404, f"rollout 9 of {folder} has no attempt 0: none was begun")
+        assert (status, missing["error"]) == (404, f"rollout 9 of {folder} has not begun")
         assert (await get("rollout", run=folder, index="-1"))[0] == 400
         assert (await get("rollouts", run=folder, sort="nothing"))[0] == 400
         assert (await get("rollouts?where={", run=folder))[0] == 400

@@ -100,6 +100,18 @@ async def test_tool_refusal_is_passed_on_and_is_not_a_format_error() -> None:
     assert (observation.content, observation.error, observation.data) == ("no such file", True, {})
 
 
+async def test_traceback_of_a_tool_whose_call_of_ours_was_refused_ends_at_that_call() -> None:
+    async def looks() -> str:
+        return str(open_tools(["nothing"]))
+
+    observation = await call("looks", "{}", {"looks": FunctionTool(looks)})
+    first, *frames, error = observation.traceback.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert [line for line in frames if line.startswith("  File ")] == [frames[0]]
+    assert __file__ in frames[0]
+    assert error.startswith("agent_runtime.extensions.ExtensionError: no tool is named 'nothing'")
+
+
 class Wordless(Exception):
     """A library's error whose message cannot be built."""
 

@@ -212,7 +212,7 @@ function StepCard({ step, id, isPlain, branch, callingSince, raw }: { step: Step
     <article class={`step role-${step.role}`} id={id} tabIndex={-1}>
       <header id={isAnswer(step) ? `turn-${step.turn}` : undefined} tabIndex={-1}>
         <strong>{isAnswer(step) ? `assistant, turn ${step.turn! + 1}` : step.role}</strong>
-        {isAnswer(step) && <span class="hint">{seconds(step.seconds ?? 0)}, {count(step.tokens?.[0] ?? 0)} + {count(step.tokens?.[1] ?? 0)} tokens</span>}
+        {isAnswer(step) && <span class="hint">{seconds(step.seconds ?? 0)}, {count(step.tokens?.[0] ?? 0)} + {plural(step.tokens?.[1] ?? 0, "token")}</span>}
         {branch && <Copy text={branch} label="Copy: branch from here" isPlain />}
         {raw && <button type="button" class="plain" aria-expanded={shown !== null} onClick={() => {
           if (shown) setShown(null);

@@ -37,7 +37,7 @@ export function Run({ source, run }: { source: Source; run: string }) {
       return [null, (error as Error).message];
     }
   }, [filter, summary?.fields.length]);
-  if (problem) return <Problem text={problem} />;
+  if (problem) return <>{source.isServer && <p><a href={href(["runs"])}>All runs</a></p>}<Problem text={problem} /></>;
   if (!summary) return <p role="status">Reading…</p>;
   const version = JSON.stringify([where, sort, descending, summary.read]);
   const link = (text: string) => runLink(run, { where: text });
@@ -168,7 +168,7 @@ function InFlight({ summary }: { summary: Summary }) {
       <h2 id="flight-title">{isRunning ? "In flight" : "Interrupted"}: {count(amount)}</h2>
       <ul class="flight">{shown.map((rollout) => (
         <li key={rollout.index}><a href={rolloutLink(summary.folder, rollout.index)}>
-          <span class="label">{rollout.task}/{rollout.member}</span>
+          <span class="label"><span class="cut">{rollout.task}</span>/{rollout.member}</span>
           <span>turn {rollout.turn}{rollout.attempt ? `, attempt ${rollout.attempt}` : ""}</span>
           <span class={`doing doing-${rollout.doing.split(/[ :]/)[0]}`}>{rollout.doing}</span>
           <span class="hint">{rollout.since ? `${seconds(Math.max(0, summary.time - rollout.since))}` : ""}</span>
@@ -265,8 +265,8 @@ function HeatMap({ source, run, where, read, k, filter }: { source: Source; run:
           const first = members[0]!;
           return (
             <tr key={first.group}>
-              <th scope="row"><a href={runLink(run, { where: `group == ${first.group}` })} title={`Only rollouts of ${first.task}`}>{first.task}</a>
-                {first.tag.map((tag) => <span class="tag">{tag}</span>)}</th>
+              <th scope="row"><span class="label"><a class="cut" href={runLink(run, { where: `group == ${first.group}` })} title={`Only rollouts of ${first.task}`}>{first.task}</a>
+                {first.tag.map((tag) => <span class="tag">{tag}</span>)}</span></th>
               <td class="number">{number(meanReward(members), 2)}</td>
               <td class="cells">{members.map((row) => {
                 const told = `rollout ${row.index}, member ${row.member}: ${row.ended}, ${row.reward === undefined ? "no reward" : `reward ${number(row.reward, 3)}`}${row.dropped ? ", files that could change the verdict" : ""}`;
