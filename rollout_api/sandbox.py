@@ -119,6 +119,10 @@ PUBLIC_ONLY = "public:"
 """For executors: prefix of a listed destination that must have a public address (executor/network/rules.py)."""
 
 
+Phase = Literal["setup", "agent", "verifier"]
+"""Phase of a workspace's life, which decides what it may reach."""
+
+
 class Network(ApiModel):
     """Destinations that a workspace may reach, by phase."""
 
@@ -128,6 +132,10 @@ class Network(ApiModel):
     """While the agent works: `None`; `Public`, only the public internet; or a list of `host:port`."""
     verifier: NetworkAccess = "None"
     """While the result is graded: `None`; `Public`, only the public internet; or a list of `host:port`."""
+
+    def by_phase(self) -> dict[Phase, NetworkAccess]:
+        """Return the destinations of each phase."""
+        return {"setup": self.setup, "agent": self.agent, "verifier": self.verifier}
 
 
 class Workspaces(ApiModel):

@@ -194,10 +194,10 @@ def why_unfit(pool: PoolSandbox, wanted: SandboxSpec, job: SandboxTemplate, secu
             continue
         if needed is None or quantity_value(needed) > quantity_value(offered):
             return f"it offers resources.{name} {offered} a workspace, and the job needs {needed or 'no limit'}"
-    offered_access = [pool.network.setup, pool.network.agent, pool.network.verifier]
-    for phase in ("setup", "agent", "verifier"):
-        if not _is_within(getattr(wanted.network, phase), offered_access):
-            return f"the job needs network.{phase} {getattr(wanted.network, phase)}, which no phase of the pool allows"
+    offered_access = [*pool.network.by_phase().values()]
+    for phase, access in wanted.network.by_phase().items():
+        if not _is_within(access, offered_access):
+            return f"the job needs network.{phase} {access}, which no phase of the pool allows"
     return ""
 
 

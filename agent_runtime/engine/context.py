@@ -1,9 +1,8 @@
 """Objects that all rollouts of one run share."""
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from agent_runtime.agents.base import Agent
 from agent_runtime.agents.program import program_of
@@ -22,7 +21,7 @@ from agent_runtime.plugins.base import GroupInfo, RolloutInfo
 from agent_runtime.plugins.plugins import GroupPlugins, Plugins, RolloutPlugins
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.seals import SealedResults
-from agent_runtime.sandboxes.base import Phase, SandboxProvider, Service, WorkspaceSpec
+from agent_runtime.sandboxes.base import SandboxProvider, Service, WorkspaceSpec
 from agent_runtime.sandboxes.no_sandbox import NoSandboxes
 from agent_runtime.tools.base import Tool
 from rollout_api.rollout_job import RolloutJob
@@ -105,7 +104,7 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
         user=sandbox.user,
         env={variable.name: variable.value for variable in sandbox.env},
         resources=sandbox.resources,
-        network={phase: _access(job, getattr(sandbox.network, phase)) for phase in PHASES},
+        network={phase: _access(job, access) for phase, access in sandbox.network.by_phase().items()},
         files=task.files,
         setup=[*task.setup, *(program.install if program else ())],
         setup_seconds=task.timeouts.setup_seconds,
@@ -116,14 +115,11 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
     )
 
 
-PHASES: Final[Sequence[Phase]] = ("setup", "agent", "verifier")
-
-
 def _access(job: RolloutJob, access: NetworkAccess) -> NetworkAccess:
     """Return a phase's access. What only a data set lists, which may be of others, must have a public address."""
     if isinstance(access, str) or job.spec.tasks.inline is not None:
         return access
-    own = [getattr(job.spec.sandbox.network, phase) for phase in PHASES]
+    own = job.spec.sandbox.network.by_phase().values()
     listed = {pair for given in own if not isinstance(given, str) for pair in given}
     return [pair if pair in listed else f"{PUBLIC_ONLY}{pair}" for pair in access]
 

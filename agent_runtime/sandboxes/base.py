@@ -9,13 +9,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
 from rollout_api.files import Dockerfile, TaskFile
-from rollout_api.sandbox import NetworkAccess, Resources
+from rollout_api.sandbox import NetworkAccess, Phase, Resources
 from rollout_api.services import HealthCheck, ServiceState
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-Phase = Literal["setup", "agent", "verifier"]
 Ancestors = Literal["refuse", "replace", "follow"]
 
 INTERRUPTED = "Interrupted"

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent_runtime.sandboxes.base import Fence, Phase, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
+from rollout_api.sandbox import Phase
 
 
 def _refuse(*_: Any, **__: Any) -> Any:

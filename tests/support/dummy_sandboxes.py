@@ -30,14 +30,13 @@ from agent_runtime.sandboxes.base import (
     Fenced,
     FileError,
     FileStat,
-    Phase,
     SandboxFailure,
     WorkspaceSpec,
     ignore_pauses,
 )
 from agent_runtime.sandboxes.executor_client.sandbox import no_place
 from agent_runtime.sandboxes.prepare import PreparedGroups, prepare
-from rollout_api.sandbox import NetworkAccess
+from rollout_api.sandbox import NetworkAccess, Phase
 
 
 @dataclass

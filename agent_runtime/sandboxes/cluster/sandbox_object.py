@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agent_runtime.sandboxes.base import Phase, WorkspaceSpec
+from agent_runtime.sandboxes.base import WorkspaceSpec
 from rollout_api.base import API_VERSION
 from rollout_api.cluster import JOB_LABEL, JOB_UID_LABEL, MANAGED_BY, RUNNER_LABEL
 from rollout_api.measured_memory import declared_spec
@@ -20,6 +20,7 @@ from rollout_api.sandbox import (
     PUBLIC_ONLY,
     Network,
     NetworkAccess,
+    Phase,
     SandboxSpec,
     SandboxStatus,
     WorkspaceMode,

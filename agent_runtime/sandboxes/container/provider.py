@@ -106,7 +106,7 @@ def sandbox_key(spec: WorkspaceSpec) -> str:
 
 def warnings(template: SandboxTemplate, mode: str) -> list[str]:
     found = []
-    phases = [template.network.setup, template.network.agent, template.network.verifier]
+    phases = template.network.by_phase().values()
     if mode == "Plain" and any(phase != "None" for phase in phases):
         found.append(
             "sandbox.network is not enforced: a container with a network in one phase has the engine's network "

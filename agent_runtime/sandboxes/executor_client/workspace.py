@@ -23,7 +23,6 @@ from agent_runtime.sandboxes.base import (
     FileError,
     FileStat,
     Output,
-    Phase,
     ProcessStatus,
     RunOptions,
     SandboxFailure,
@@ -46,7 +45,7 @@ from agent_runtime.sandboxes.executor_client.model_port import serve_model
 from agent_runtime.sandboxes.executor_client.values import bytes_of, file_stat, limits_of, not_started
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from agent_runtime.sandboxes.services import without_proxy
-from rollout_api.sandbox import NetworkAccess, Resources
+from rollout_api.sandbox import NetworkAccess, Phase, Resources
 
 # Longest wait for output in one request, because proxies and NAT tables close connections that are silent for a minute.
 WAIT_SECONDS = 25.0

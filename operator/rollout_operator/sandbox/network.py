@@ -57,7 +57,6 @@ METADATA_V6 = (
     "64:ff9b::6464:64c8/128",
     "64:ff9b::c000:c0/128",
 )
-_PHASES = ("setup", "agent", "verifier")
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def reach_of(network: Network) -> Reach:
     public = False
     addresses: set[tuple[str, int]] = set()
     ports: set[int] = set()
-    for access in (network.setup, network.agent, network.verifier):
+    for access in network.by_phase().values():
         public |= access == "Public"
         for host, port in _pairs(access):
             address = _literal(host)
@@ -101,8 +100,8 @@ def reach_of(network: Network) -> Reach:
 def problems(network: Network) -> list[str]:
     """Return problems of listed destinations that are invalid or never reachable, by field."""
     found = []
-    for phase in _PHASES:
-        for host, port in _pairs(getattr(network, phase)):
+    for phase, access in network.by_phase().items():
+        for host, port in _pairs(access):
             where = f"spec.network.{phase}: {host}:{port}"
             address = _literal(host)
             if not 1 <= port <= 65_535:
@@ -125,9 +124,8 @@ def problems(network: Network) -> list[str]:
 
 def plain_caveat(network: Network) -> str:
     """Return which parts of `network` the NetworkPolicy of a Plain pod cannot enforce; empty if it enforces all."""
-    accesses = (network.setup, network.agent, network.verifier)
     caveats = []
-    if any(access != accesses[0] for access in accesses):
+    if any(access != network.agent for access in network.by_phase().values()):
         caveats.append("destinations of one phase are open in all phases")
     if ports := reach_of(network).name_ports:
         listed = ", ".join(map(str, sorted(ports)))
