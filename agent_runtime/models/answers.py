@@ -2,16 +2,17 @@
 may refuse its own answer in a later conversation.
 """
 
+import asyncio
 import json
 import math
 import operator
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
-from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelError, ModelReply
+from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.token_history import answer_record
 from rollout_api.nesting import DEEPEST, too_deep
 from rollout_api.records import Message
@@ -29,6 +30,14 @@ LARGEST_ID = 1 << 31
 """Token ids are smaller: inference servers and trainers store them in 32 bits."""
 
 
+MAY_PASS: Final = frozenset({"BadResponse", "KeyRefused", "ModelFailed", "ModelNotFound"})
+"""Reasons of failures that the front of a server causes now and then, whatever is asked: an error page or half an answer
+with status 200, a route or a key that is unknown while a gateway reloads. Statuses that say so are repeated by the client.
+"""
+REPEAT_PAUSES: Final = (0.25, 1.0, 4.0)
+"""Seconds between the tries: a gateway reloads within a few. If one call in 20 fails so, one in 160,000 fails four times."""
+
+
 async def answered(call: Awaitable[ModelReply]) -> ModelReply:
     """Return the reply. Raises ModelError, ContextExceeded and ContentFiltered. An implementation that raises anything
     else, or returns a reply that no record can hold, has failed (ModelFailed).
@@ -39,6 +48,52 @@ async def answered(call: Awaitable[ModelReply]) -> ModelReply:
         raise
     except Exception as error:
         raise ModelError("ModelFailed", f"the model raised {type(error).__name__}: {error}") from error
+
+
+async def repeated(
+    ask: Callable[[ModelRequest], Awaitable[ModelReply]], request: ModelRequest, may_pass: Collection[str] = MAY_PASS
+) -> ModelReply:
+    """Return the reply, as `answered` does. After a failure with a reason in `may_pass`, the same request is sent again
+    at most three times: one failure is no evidence against the request, which the policy wrote.
+    """
+    now, health = asyncio.get_running_loop().time, request.health
+    began, lost_before = now(), health.lost_seconds
+    asked, has_said = heard(request)
+    for pause in (*REPEAT_PAUSES, None):
+        try:
+            reply = await answered(ask(asked))
+        except ModelError as error:
+            if pause is None or error.reason not in may_pass or error.after_tokens or has_said():
+                raise
+            health.note(f"{error.reason}: {error.message}")
+            await asyncio.sleep(pause)
+            health.lost_seconds = lost_before + now() - began
+        else:
+            break
+    if health.failing is not None:
+        health.note(None)
+    return reply
+
+
+def heard(request: ModelRequest) -> tuple[ModelRequest, Callable[[], bool]]:
+    """Return the request, and whether a client has received any text of its answer. Then the call cannot be repeated,
+    because another answer would differ.
+    """
+    said = False
+
+    def watched(say: Callable[[str], None] | None) -> Callable[[str], None] | None:
+        if say is None:
+            return None
+
+        def watch(piece: str) -> None:
+            nonlocal said
+            said = True
+            say(piece)
+
+        return watch
+
+    asked = replace(request, on_text=watched(request.on_text), on_reasoning=watched(request.on_reasoning))
+    return asked, lambda: said
 
 
 def storable(reply: ModelReply) -> ModelReply:

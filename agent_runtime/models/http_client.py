@@ -135,8 +135,8 @@ class JsonClient:
                     if content == b"[DONE]":
                         return
                     event = json.loads(content)
-                    if isinstance(event, dict) and event.get("error"):
-                        self._raise_for(Answer(_error_status(event), event))
+                    if is_error(event):
+                        self._raise_for(Answer(_error_status(event, 400), event))
                         raise StreamBroken(f"{self.base_url} ended its stream with {error_text(event)[1]}")
                     yield event
         except ValueError as error:
@@ -223,7 +223,10 @@ class JsonClient:
         try:
             if response.status < 300:
                 self._check_policy(salt, response)
-                return await receive(response)
+                received = await receive(response)
+                if isinstance(received, Answer) and is_error(received.payload):
+                    return Answer(_error_status(received.payload, 502), received.payload)
+                return received
             words = await self._content(response)
             for key in self._keys:  # some servers repeat the key that they refuse, and messages are recorded
                 words = words.replace(key, b"[API key]")
@@ -312,11 +315,18 @@ async def _unread(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
     return response
 
 
-def _error_status(event: Mapping[str, Any]) -> int:
-    """Return the status of an error in a stream; vLLM sends it as the error's code."""
-    inner = event["error"]
+def is_error(payload: Any) -> bool:
+    """Whether a successful response, or an event of a stream, is an error: gateways answer so when the server behind
+    them fails.
+    """
+    return isinstance(payload, Mapping) and bool(payload.get("error"))
+
+
+def _error_status(payload: Mapping[str, Any], other: int) -> int:
+    """Return the status of an error without one; vLLM and OpenRouter send it as the error's code."""
+    inner = payload["error"]
     code = inner.get("code") if isinstance(inner, Mapping) else None
-    return code if isinstance(code, int) and 400 <= code < 600 else 400
+    return code if isinstance(code, int) and 400 <= code < 600 else other
 
 
 def _decoded(status: int, raw: bytes, headers: Mapping[str, str]) -> Answer:

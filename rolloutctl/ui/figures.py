@@ -117,7 +117,8 @@ _STOPS = {
     "error and could have corrected it, so the reward counts.",
     StopReason.RESOURCE_LIMIT: "a limit was exceeded (sandbox.resources, verifier.artifactsLimit). "
     "The policy caused that, so the reward counts.",
-    StopReason.AGENT_ERROR: "the agent's own code raised an exception; the work so far was graded.",
+    StopReason.AGENT_ERROR: "the agent's own code raised, or the model failed at its requests in two attempts; the work so "
+    "far was graded.",
 }
 
 _MASKED = {

@@ -18,7 +18,7 @@ from agent_runtime.engine.attempt.attribution import REQUESTS_OWN_FAULTS
 from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.engine.scheduling.model_watch import ModelWatch
 from agent_runtime.engine.scheduling.shard import turn_seed
-from agent_runtime.models.answers import answered
+from agent_runtime.models.answers import MAY_PASS, repeated
 from agent_runtime.models.base import (
     CallHealth,
     ContentFiltered,
@@ -157,7 +157,7 @@ class ModelCalls:
         started, began = time.perf_counter(), self._clock.now()
         try:
             with _watched(self._clock, self._assignment.watch, health, self._on_failing):
-                reply = await answered(model.complete(request))
+                reply = await repeated(model.complete, request, MAY_PASS | {"BadRequest"})  # it would end the rollout
         except asyncio.CancelledError:
             self._cut_off = True
             raise
@@ -219,7 +219,7 @@ class AttemptModel:
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """See Model."""
-        return await self._ask(request, lambda model, asked: answered(model.complete(asked)))
+        return await self._ask(request, lambda model, asked: model.complete(asked))
 
     async def complete_prompt(self, prompt: str | Sequence[int], request: ModelRequest) -> ModelReply:
         """See PromptModel. Raises RequestRefused if the model is not a PromptModel."""
@@ -227,7 +227,7 @@ class AttemptModel:
         def ask(model: Model, asked: ModelRequest) -> Awaitable[ModelReply]:
             if not isinstance(model, PromptModel):
                 raise RequestRefused("BadRequest", f"model {model.name} supports chat messages only, not a bare prompt")
-            return answered(model.complete_prompt(prompt, asked))
+            return model.complete_prompt(prompt, asked)
 
         return await self._ask(request, ask)
 
@@ -275,7 +275,7 @@ class AttemptModel:
         began = now()
         try:
             with _watched(self._clock, self._watch, health, self._on_failing):
-                reply = await ask(self._current(), replace(request, group=self._group))
+                reply = await repeated(lambda asked: ask(self._current(), asked), replace(request, group=self._group))
         except asyncio.CancelledError:
             # The program has its own time limit for a call, which may end before this process gives up a failing
             # server.
@@ -300,9 +300,9 @@ class AttemptModel:
             del self._under_way[call]
         self.failure, self.refusal, self._failing_since = None, None, None
         self._clock.exclude(began, began + health.lost_seconds + health.held_seconds)
-        repeated = [exclude for messages, exclude in self._lost if messages == request.messages]
+        again = [exclude for messages, exclude in self._lost if messages == request.messages]
         self._lost = [lost for lost in self._lost if lost[0] != request.messages]
-        for exclude in repeated:
+        for exclude in again:
             exclude()
         return reply
 

@@ -5,9 +5,9 @@ import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
+from agent_runtime.models.answers import heard
 from agent_runtime.models.base import (
     GIVEN_UP,
     AnswerAborted,
@@ -167,24 +167,10 @@ async def without_aborts(
     seconds: float,
     tries: int | None,
 ) -> ModelReply:
-    """Return the first answer that the server does not abort. `ask` gets the request and the remaining seconds. There
-    is no retry if a client has already received text, because another answer would differ.
-    """
+    """Return the first answer that the server does not abort. `ask` gets the request and the remaining seconds."""
     now, health = asyncio.get_running_loop().time, request.health
-    began, lost_before, failures, said = now(), health.lost_seconds, 0, False
-
-    def watched(say: Callable[[str], None] | None) -> Callable[[str], None] | None:
-        if say is None:
-            return None
-
-        def watch(piece: str) -> None:
-            nonlocal said
-            said = True
-            say(piece)
-
-        return watch
-
-    asked = replace(request, on_text=watched(request.on_text), on_reasoning=watched(request.on_reasoning))
+    began, lost_before, failures = now(), health.lost_seconds, 0
+    asked, has_said = heard(request)
     while True:
         try:
             return await ask(asked, seconds - (now() - began))
@@ -192,7 +178,7 @@ async def without_aborts(
             failures += 1
             health.note(str(error))
             delay = retry_delay(failures, None, now=time.time(), jitter=random.random())
-            if said or failures == tries or now() - began + delay >= seconds:
+            if has_said() or failures == tries or now() - began + delay >= seconds:
                 raise
         await asyncio.sleep(delay)
         health.lost_seconds = lost_before + now() - began

@@ -360,7 +360,6 @@ async def test_content_filter_is_distinguished(server: Any, connect: Any, make_r
         {"choices": [{"message": {"content": ["parts"]}}]},
         {"choices": [{"message": {"content": "", "tool_calls": [{"id": "x"}]}}]},
         {"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": "many"}},
-        {"error": {"message": "upstream failed"}},
     ],
 )
 async def test_an_answer_of_another_shape_is_a_bad_response(
@@ -368,6 +367,23 @@ async def test_an_answer_of_another_shape_is_a_bad_response(
 ) -> None:
     server.plan(faults["status"](200, body))
     with pytest.raises(ModelError, match="BadResponse"):
+        await connect().complete(make_request())
+
+
+@pytest.mark.parametrize("error", [{"message": "upstream failed"}, {"code": 502, "message": "Provider returned error"}])
+async def test_an_error_with_status_200_is_repeated_as_one_with_its_own_status(
+    error: Any, server: Any, connect: Any, make_request: Any, faults: Any
+) -> None:
+    server.plan(faults["status"](200, {"error": error}))
+    assert (await connect().complete(make_request())).text
+
+
+async def test_a_refusal_with_status_200_means_what_it_says(
+    server: Any, connect: Any, make_request: Any, faults: Any
+) -> None:
+    error = {"code": 400, "message": "This model's maximum context length is 10 tokens"}
+    server.plan(faults["status"](200, {"error": error}), faults["status"](200, {"error": error}))
+    with pytest.raises(ContextExceeded):
         await connect().complete(make_request())
 
 

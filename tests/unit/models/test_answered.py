@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.answers import LEAST_LOGPROB, answered, storable
-from agent_runtime.models.base import ModelError, ModelReply, ToolCall
+from agent_runtime.models.answers import LEAST_LOGPROB, MAY_PASS, REPEAT_PAUSES, answered, repeated, storable
+from agent_runtime.models.base import ModelError, ModelReply, ModelRequest, ToolCall
+from agent_runtime.models.probe import probe_request
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
 
@@ -65,3 +66,56 @@ def test_tool_calls_of_an_answer_are_parsed_with_arguments_of_any_type() -> None
     ]
     reply = ModelReply({"role": "assistant", "tool_calls": calls}, "tool_calls")
     assert [call.arguments for call in reply.tool_calls] == ['["ls"]', "1", '{"a": 1}', ""]
+
+
+class Failing:
+    """A model that fails a few times before it answers."""
+
+    def __init__(self, failures: int, reason: str, *, said: str = "", after_tokens: bool = False) -> None:
+        self.failures, self.reason, self.said, self.after_tokens = failures, reason, said, after_tokens
+        self.calls = 0
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """Fail, or answer."""
+        self.calls += 1
+        if self.said and request.on_text is not None:
+            request.on_text(self.said)
+        if self.calls > self.failures:
+            return ModelReply({"role": "assistant", "content": "yes"}, "stop")
+        error = ModelError(self.reason, "half an answer")
+        error.after_tokens = self.after_tokens
+        raise error
+
+
+def a_request() -> ModelRequest:
+    return replace(probe_request(seed=0, session="s", task="t", member=0), on_text=lambda text: None)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_runtime.models.answers.REPEAT_PAUSES", (0.0,) * len(REPEAT_PAUSES))
+
+
+@pytest.mark.parametrize("reason", sorted(MAY_PASS))
+async def test_a_failure_that_any_request_may_meet_is_no_evidence_against_it(reason: str) -> None:
+    model, request, told = Failing(len(REPEAT_PAUSES), reason), a_request(), list[str | None]()
+    request.health.on_failing = told.append
+    assert (await repeated(model.complete, request)).text == "yes"
+    assert told == [f"{reason}: half an answer", None]
+
+
+@pytest.mark.parametrize(
+    ("model", "calls"),
+    [
+        (Failing(99, "BadResponse"), 1 + len(REPEAT_PAUSES)),
+        (Failing(99, "Timeout"), 1),
+        (Failing(99, "OtherPolicy"), 1),
+        (Failing(99, "BadResponse", said="The "), 1),
+        (Failing(99, "BadResponse", after_tokens=True), 1),
+    ],
+    ids=["fails on", "used its time", "a policy update", "a client has text", "tokens arrived"],
+)
+async def test_a_failed_call_ends(model: Failing, calls: int) -> None:
+    with pytest.raises(ModelError, match=model.reason):
+        await repeated(model.complete, a_request())
+    assert model.calls == calls
