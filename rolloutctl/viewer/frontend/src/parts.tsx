@@ -14,6 +14,14 @@ export function Tiles({ tiles }: { tiles: ([string, ComponentChildren, Component
   );
 }
 
+const TAIL = 14; // characters
+
+/** A task's name. Where it is too long, its end stays visible: names of a dataset often differ only there. */
+export function Name({ text }: { text: string }) {
+  const at = Math.max(0, text.length - TAIL);
+  return <><span class="cut">{text.slice(0, at)}</span>{text.slice(at)}</>;
+}
+
 export function Problem({ text }: { text: string }) {
   return <p class="banner problem" role="alert">{text}</p>;
 }

@@ -1,7 +1,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Bars, Curves, Histogram, Parts, tone } from "./charts";
 import { ago, compact, count, money, number, percent, plural, seconds, when } from "./format";
-import { Copy, Problem, Resume, State, Tiles, useAsync, useKeys, useSummary, useTitle } from "./parts";
+import { Copy, Name, Problem, Resume, State, Tiles, useAsync, useKeys, useSummary, useTitle } from "./parts";
 import { href, rolloutLink, runLink, setQuery, useRoute } from "./router";
 import { failedPlugins, meanReward, type Cause, type Health, type Row, type RolloutPage, type Source, type Summary } from "./source";
 import { VirtualTable, type Column } from "./table";
@@ -13,7 +13,7 @@ export const MASKED_SIGNS: Record<string, string> = { InfraFailed: "!", Verifier
 
 const COLUMNS: Column<Row>[] = [
   { name: "index", title: "#", right: true, meaning: "Number of the rollout", cell: (row) => row.index },
-  { name: "task", title: "task", wide: true, cell: (row) => <>{row.task}{row.dropped > 0 && <span class="badge" title="It wrote files that could change the verdict">cheat?</span>}</> },
+  { name: "task", title: "task", wide: true, cell: (row) => <span class="label" title={row.task}><Name text={row.task} />{row.dropped > 0 && <span class="badge" title="It wrote files that could change the verdict">cheat?</span>}</span> },
   { name: "member", title: "member", right: true, cell: (row) => row.member },
   { name: "reward", title: "reward", right: true, cell: (row) => <span class="chip" style={{ "--tone": tone(row) }}>{row.reward === undefined ? "–" : number(row.reward, 3)}</span> },
   { name: "ended", title: "ended", cell: (row) => row.ended },
@@ -168,7 +168,7 @@ function InFlight({ summary }: { summary: Summary }) {
       <h2 id="flight-title">{isRunning ? "In flight" : "Interrupted"}: {count(amount)}</h2>
       <ul class="flight">{shown.map((rollout) => (
         <li key={rollout.index}><a href={rolloutLink(summary.folder, rollout.index)}>
-          <span class="label"><span class="cut">{rollout.task}</span>/{rollout.member}</span>
+          <span class="label"><Name text={rollout.task} />/{rollout.member}</span>
           <span>turn {rollout.turn}{rollout.attempt ? `, attempt ${rollout.attempt}` : ""}</span>
           <span class={`doing doing-${rollout.doing.split(/[ :]/)[0]}`}>{rollout.doing}</span>
           <span class="hint">{rollout.since ? `${seconds(Math.max(0, summary.time - rollout.since))}` : ""}</span>
@@ -265,7 +265,7 @@ function HeatMap({ source, run, where, read, k, filter }: { source: Source; run:
           const first = members[0]!;
           return (
             <tr key={first.group}>
-              <th scope="row"><span class="label"><a class="cut" href={runLink(run, { where: `group == ${first.group}` })} title={`Only rollouts of ${first.task}`}>{first.task}</a>
+              <th scope="row"><span class="label"><a class="label" href={runLink(run, { where: `group == ${first.group}` })} title={`Only rollouts of ${first.task}`}><Name text={first.task} /></a>
                 {first.tag.map((tag) => <span class="tag">{tag}</span>)}</span></th>
               <td class="number">{number(meanReward(members), 2)}</td>
               <td class="cells">{members.map((row) => {
