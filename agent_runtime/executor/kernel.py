@@ -37,6 +37,7 @@ PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
 PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
 
 # The one call used here whose number differs between x86-64 and arm64.
 _SYS_SECCOMP = 277 if os.uname().machine == "aarch64" else 317

@@ -45,11 +45,6 @@ the same for commands and file calls. An existing one is removed first, and pyte
 folders.
 """
 
-_NEEDS_NO_PASSWORD = (
-    "grep -Eqs '^[^:]+::' /etc/passwd /etc/shadow || grep -Eqs '^[^#]*nopass' /etc/doas.conf /etc/doas.d/*.conf"
-)
-"""Shell command for root, whose exit code is 0 if `su` or `doas` may need no password in this image."""
-
 _CLOSE = """\
 set -e
 PATH=/usr/sbin:/usr/bin:/sbin:/bin:$PATH
@@ -117,8 +112,7 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
     """Raise VerifierUnavailable if the verifier cannot start in the prepared state, without the agent's files.
 
     Afterwards, a program that is missing or does not start counts against the agent: a failed verdict. Returns whether
-    the verifier's user is root and the workspace's user cannot become root: it is not root, no rule of `sudo` or `doas`
-    lets it run programs without a password, and every account has one, so that `su` asks for it. False in `Plain`.
+    the verifier's user is root, and the workspace's user is not. False in `Plain`.
     """
     if (spec := task.verifier) is None:
         return False
@@ -136,18 +130,12 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
     # In Plain, paths are not isolated: on a laptop, root would become the owner of this machine's folders.
     if not spec.isolated or spec.user is None or workspace.description.get("mode") == "Plain":
         return False
-    deadline = PROBE_SECONDS
-    # The code under test has its user's rights, including sudo. Most programs that sudo may start without a password,
-    # such as `tee`, are enough to become root. `sudo -n -l` succeeds if a rule needs no password.
-    own_id = "{ sudo -n true || sudo -n -l; } >/dev/null 2>&1 && echo 0 || id -u"
-    own = await workspace.run(own_id, key=f"{key}-own-id", deadline_seconds=deadline)
-    uid = int(own.stdout) if own.ok and own.stdout.strip().isdigit() else 0
-    # With `Defaults listpw=always` only root may list a user's rules without a password.
-    listed = f'LC_ALL=C sudo -n -l -U "$(id -un {uid})" 2>/dev/null | grep -Eq "NOPASSWD|!authenticate"'
-    # Without grep nothing is known about them. A link in place of /logs may lead into a folder of the workspace's user.
-    apart = f"command -v grep >/dev/null && {{ {listed} || {_NEEDS_NO_PASSWORD} || [ -L /logs ] || id -u; }}"
-    verifiers = await workspace.run(apart, key=f"{key}-id", deadline_seconds=deadline, user=spec.user)
-    return uid != 0 and verifiers.ok and verifiers.stdout.strip() == b"0"
+    own = await workspace.run("id -u", key=f"{key}-own-id", deadline_seconds=PROBE_SECONDS)
+    # A link in place of /logs may lead into a folder of the workspace's user.
+    verifiers = await workspace.run(
+        "[ -L /logs ] || id -u", key=f"{key}-id", deadline_seconds=PROBE_SECONDS, user=spec.user
+    )
+    return own.ok and own.stdout.strip() != b"0" and verifiers.ok and verifiers.stdout.strip() == b"0"
 
 
 async def require_preparable(
@@ -347,6 +335,8 @@ class _Grading:
                 deadline_seconds=left,
                 env={variable.name: variable.value for variable in self.spec.env},
                 user=self.spec.user,
+                # The code under test runs as another user, and must not become root by `sudo` or `su`.
+                bounded=self.is_closed,
                 head_bytes=OUTPUT_BYTES,
                 tail_bytes=OUTPUT_BYTES,
             )

@@ -322,6 +322,8 @@ class RunOptions(TypedDict, total=False):
     env: Mapping[str, str] | None
     user: str | None
     stdin: bytes
+    bounded: bool
+    """Neither the command nor what it starts gains rights by setuid programs such as `sudo` (no_new_privs of Linux)."""
     head_bytes: int
     """Bytes kept from the beginning of each stream; 65,536 by default. The same applies to `tail_bytes` from its end.
     """

@@ -245,6 +245,7 @@ class DummyWorkspace:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         stdin: bytes = b"",
+        bounded: bool = False,
         head_bytes: int = 65_536,
         tail_bytes: int = 65_536,
         pausing: Callable[[bool], None] = ignore_pauses,

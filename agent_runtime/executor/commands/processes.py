@@ -38,6 +38,8 @@ class CommandSpec(NamedTuple):
     tty: tuple[int, int] | None
     deadline_seconds: float | None
     caps: Caps
+    bounded: bool = False
+    """It gains no rights by the programs that it executes, such as `sudo`."""
 
 
 class Process:
@@ -141,7 +143,7 @@ class Process:
             rest = self._input.write_now(rest)
             if not rest:
                 self._input.close()
-        request = StartRequest(spec.command, env, spec.cwd, spec.user, spec.tty is not None)
+        request = StartRequest(spec.command, env, spec.cwd, spec.user, spec.tty is not None, spec.bounded)
         try:
             self._child = workspace.start(request, self, streams, is_lasting=spec.deadline_seconds is None)
         except (FileFailure, WorkspaceFailure) as failure:

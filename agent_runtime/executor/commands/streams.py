@@ -20,6 +20,8 @@ from agent_runtime.executor.http.fields import encoded
 from agent_runtime.executor.timing import Notifier
 
 # The protocol to which the connection is upgraded, in the Upgrade header of the call that attaches it.
+BOUNDED = " bounded"
+"""After `shell` or `program` in a command: it gains no rights by setuid programs."""
 UPGRADE = "rollout-commands"
 # The header of every frame: the number of bytes that follow, and the command's number.
 HEAD = struct.Struct(">II")

@@ -7,8 +7,9 @@ over one socket at once. Descriptors travel with a message's last packet. Messag
 limited: a message over a limit raises ProtocolError and never uses unbounded memory.
 
 The strings of a start request end with NUL, in this order: user and folder (empty: the workspace's defaults); `program`
-or `shell`, followed by ` terminal` if the command gets one; the number of arguments; the arguments; NAME=VALUE for each
-variable that the request adds to the workspace's environment. Programs cannot receive a NUL, so no string has one.
+or `shell`, followed by ` terminal` if the command gets one, and by ` bounded` if it gains no rights; the number of
+arguments; the arguments; NAME=VALUE for each variable that the request adds to the workspace's environment. Programs
+cannot receive a NUL, so no string has one.
 """
 
 from __future__ import annotations
@@ -168,11 +169,14 @@ class StartRequest(NamedTuple):
     cwd: str | None
     user: str | None
     tty: bool
+    bounded: bool = False
+    """Neither the command nor what it starts gains rights by the programs that it executes, such as `sudo`."""
 
     def pack(self) -> bytes:
         """Return the packed strings. All must be encodable, and none may contain NUL."""
         arguments = [self.argv] if isinstance(self.argv, str) else self.argv
-        kind = ("shell" if isinstance(self.argv, str) else "program") + (" terminal" if self.tty else "")
+        kind = "shell" if isinstance(self.argv, str) else "program"
+        kind += " terminal" * self.tty + " bounded" * self.bounded
         variables = [f"{name}={value}" for name, value in self.env.items()]
         strings = [self.user or "", self.cwd or "", kind, str(len(arguments)), *arguments, *variables, ""]
         return "\0".join(strings).encode("utf-8", "surrogateescape")
@@ -183,5 +187,6 @@ def unpack(content: bytes) -> StartRequest:
     user, cwd, kind, count, *rest = content.decode("utf-8", "surrogateescape").split("\0")[:-1]
     arguments, variables = rest[: int(count)], rest[int(count) :]
     env = dict(variable.split("=", 1) for variable in variables)
-    argv = arguments[0] if kind.startswith("shell") else arguments
-    return StartRequest(argv, env, cwd or None, user or None, kind.endswith("terminal"))
+    how, *marks = kind.split(" ")
+    argv = arguments[0] if how == "shell" else arguments
+    return StartRequest(argv, env, cwd or None, user or None, "terminal" in marks, "bounded" in marks)

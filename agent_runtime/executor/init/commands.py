@@ -107,6 +107,8 @@ class SubreaperState:
         self.channel, self.starts = channel, starts
         self.note_reader, self.note_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.turn = os.memfd_create("turn", os.MFD_CLOEXEC)
+        self.is_bounded = False
+        """This process can no longer start programs that gain rights."""
         # Most pages are never written, and use no memory.
         self.pid_table = memoryview(mmap.mmap(-1, _PROCESS_IDS * 4)).cast("I")
 
@@ -162,7 +164,7 @@ def run(
     while True:
         refused = native.not_started() if native else None
         number, pid, report = _report_not_executable(*refused) if refused else _next(state, workspace, accounts)
-        if not _report_and_reap(state, number, pid, report):
+        if not _report_and_reap(state, number, pid, report) or state.is_bounded:
             os._exit(0)
         if native and not native.serve():
             os._exit(0)
@@ -179,7 +181,11 @@ def _next(state: SubreaperState, workspace: WorkspaceSettings, accounts: Account
     state.pid_table[os.getpid()] = number
     fcntl.lockf(state.turn, fcntl.LOCK_UN)
     try:
-        pid = _start(unpack(content), descriptors, workspace, accounts)
+        request = unpack(content)
+        if request.bounded:
+            kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+            state.is_bounded = True
+        pid = _start(request, descriptors, workspace, accounts)
         return number, pid, {"pid": pid}
     except Refused as refusal:
         return number, 0, _refusal_report(refusal)

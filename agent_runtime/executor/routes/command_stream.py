@@ -17,6 +17,7 @@ from typing import NamedTuple
 from agent_runtime.executor.attempts import Attempt, Hold, Key, read_hold, read_key
 from agent_runtime.executor.commands.processes import CommandSpec, Process
 from agent_runtime.executor.commands.streams import (
+    BOUNDED,
     ENDED,
     HEAD,
     IS_ENDED,
@@ -97,7 +98,7 @@ def read_command(content: bytes | bytearray) -> Command:
         read_key(key),
         workspace,
         CommandSpec(
-            command=_command(how, arguments),
+            command=_command(how.removesuffix(BOUNDED), arguments),
             cwd=cwd or None,
             env=_environment(variables),
             user=user or None,
@@ -105,6 +106,7 @@ def read_command(content: bytes | bytearray) -> Command:
             tty=(rows, columns) if rows else None,
             deadline_seconds=None if is_endless else deadline_seconds,
             caps=Caps(head, tail, spill),
+            bounded=how.endswith(BOUNDED),
         ),
         sha256(content[: ORDER.size] + rest).digest(),
         bool(lives_on),

@@ -13,7 +13,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from agent_runtime.executor.commands.streams import ENDED, HEAD, IS_ENDED, IS_REFUSED, IS_RUNNING, ORDER, framed
+from agent_runtime.executor.commands.streams import (
+    BOUNDED,
+    ENDED,
+    HEAD,
+    IS_ENDED,
+    IS_REFUSED,
+    IS_RUNNING,
+    ORDER,
+    framed,
+)
 from agent_runtime.sandboxes.base import SANDBOX_MEMORY, CommandResult, SandboxFailure, ignore_pauses
 from agent_runtime.sandboxes.executor_client.connection import KEPT_SECONDS, BrokenReply
 
@@ -39,6 +48,7 @@ def command_content(
     user: str | None = None,
     env: Mapping[str, str] | None = None,
     stdin: bytes = b"",
+    bounded: bool = False,
     head_bytes: int = 65_536,
     tail_bytes: int = 65_536,
     spill_bytes: int = 0,
@@ -53,7 +63,7 @@ def command_content(
     env = env or {}
     how, arguments = ("shell", [command]) if isinstance(command, str) else ("program", command)
     variables = [f"{name}={value}" for name, value in env.items()]
-    strings = [*names, cwd or "", user or "", how, str(len(arguments)), *arguments, *variables, ""]
+    strings = [*names, cwd or "", user or "", how + BOUNDED * bounded, str(len(arguments)), *arguments, *variables, ""]
     text = "\0".join(strings)
     if text.count("\0") >= len(strings):
         raise ValueError("a NUL character in the command, its folder, user or environment: programs cannot receive one")

@@ -212,7 +212,10 @@ class Client:
         **names: Any,
     ) -> CommandResult | Running | Refused:
         """Request the start of a command. Returns the answer at once or, with `waitSeconds`, after the command's end."""
-        caps = {**self.KEPT, **{f"{name.removesuffix('Bytes')}_bytes": count for name, count in (output or {}).items()}}
+        caps: dict[str, Any] = {
+            **self.KEPT,
+            **{f"{name.removesuffix('Bytes')}_bytes": count for name, count in (output or {}).items()},
+        }
         content = command_content(
             (self.attempt, self.fence, key, self.workspace),
             command,

@@ -411,19 +411,7 @@ def quoted(command: str) -> str:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root, a workspace has a single user")
-@pytest.mark.parametrize(
-    ("setup", "is_apart"),
-    [
-        ("true", True),
-        # Such an image can hide an account without a password from the check.
-        ("mv $(command -v grep) /root/", False),
-        ("sed -i 's/^root:[^:]*:/root::/' /etc/passwd", False),
-        ("echo 'root::19000:0:99999:7:::' > /etc/shadow", False),
-        ("echo 'permit nopass :wheel' > /etc/doas.conf", False),
-        ("echo 'permit :wheel' > /etc/doas.conf; echo 'root:*:19000:0:99999:7:::' > /etc/shadow", True),
-        ("ln -s /var/tmp /logs", False),
-    ],
-)
+@pytest.mark.parametrize(("setup", "is_apart"), [("true", True), ("ln -s /var/tmp /logs", False)])
 async def test_code_under_test_that_can_act_as_root_makes_a_verdict_forgeable(
     provider_of: Callable[..., LocalProvider], setup: str, is_apart: bool
 ) -> None:
@@ -434,6 +422,37 @@ async def test_code_under_test_that_can_act_as_root_makes_a_verdict_forgeable(
     verifier = {"commands": ["true"], "user": "root", "isolated": True}
     task = Task.model_validate({"name": "t", "prompt": "x", "verifier": verifier})
     assert await require_startable(task, workspace, key_turn=1) is is_apart
+    await provider.close()
+
+
+AS_ROOT = f"""{sys.executable} -c "import os; os.setgid(1000); os.setuid(1000); \\
+os.execv('/opt/as-root', ['sh', '-p', '-c', 'id -u'])" """
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root, a workspace has a single user")
+async def test_what_an_isolated_verifier_starts_gains_no_rights_by_setuid_programs(
+    provider_of: Callable[..., LocalProvider],
+) -> None:
+    provider = provider_of("Overlay")
+    await provider.open()
+    workspace = await provider.acquire(spec(user="1000:1000"), attempt="0-1", fence=FIRST, name="grading")
+    install = "cp $(command -v bash) /opt/as-root && chmod 4755 /opt/as-root"
+    assert (await workspace.run(install, key="0:image", deadline_seconds=30, user="root")).ok
+
+    async def uid(key: str, *, bounded: bool) -> bytes:
+        result = await workspace.run(AS_ROOT, key=key, deadline_seconds=30, user="root", bounded=bounded)
+        assert result.ok, result
+        return result.stdout.strip()
+
+    uids = [
+        await uid(f"1:{number}", bounded=bounded) for number, bounded in enumerate((False, True, False, True, True))
+    ]
+    assert uids == [b"0", b"1000", b"0", b"1000", b"1000"]
+    verifier = {"commands": [f"test $({AS_ROOT}) = 1000"], "user": "root", "isolated": True}
+    task = Task.model_validate({"name": "t", "prompt": "x", "verifier": verifier})
+    assert await require_startable(task, workspace, key_turn=2)
+    verdict = await grade(task, Verifier(), workspace, key_turn=3, is_apart=True)
+    assert (verdict.reward, verdict.forgeable) == (1, False), verdict
     await provider.close()
 
 

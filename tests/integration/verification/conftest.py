@@ -48,6 +48,7 @@ class FolderWorkspace:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         stdin: bytes = b"",
+        bounded: bool = False,
         pausing: Callable[[bool], None] = ignore_pauses,
         head_bytes: int = 65_536,
         tail_bytes: int = 65_536,

@@ -106,9 +106,10 @@ _named = st.none() | _plain.filter(bool)
     _named,
     _named,
     st.booleans(),
+    st.booleans(),
 )
 def test_a_packed_command_unpacks_to_itself(
-    argv: list[str] | str, env: dict[str, str], cwd: str | None, user: str | None, tty: bool
+    argv: list[str] | str, env: dict[str, str], cwd: str | None, user: str | None, tty: bool, bounded: bool
 ) -> None:
-    request = StartRequest(argv, env, cwd, user, tty)
+    request = StartRequest(argv, env, cwd, user, tty, bounded)
     assert unpack(request.pack()) == request
