@@ -298,6 +298,10 @@ class SandboxPlaces(ApiModel):
     """Most workspaces at once."""
 
 
+START_CONDITIONS = ("ImagePulled", "Scheduled", "Reconciled", "Ready")
+"""Conditions that are False while a Sandbox starts; the first one that is False explains the delay best."""
+
+
 class SandboxStatus(ApiModel):
     """Observed state of a Sandbox."""
 

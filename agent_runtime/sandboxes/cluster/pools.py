@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from agent_runtime.kube.api import ApiError, KubeApi
 from agent_runtime.sandboxes.base import SandboxFailure
-from agent_runtime.sandboxes.cluster.sandbox_object import SandboxView, found_kind, kind_of
+from agent_runtime.sandboxes.cluster.sandbox_object import Reason, SandboxView, found_kind, kind_of
 from agent_runtime.sandboxes.cluster.watch import Changed, SandboxWatch
 from agent_runtime.shared_tasks import repeat
 from rollout_api.cluster import KEY_FILE, POOL_UID_LABEL, POOLS_FOLDER
@@ -77,7 +77,16 @@ class Pool:
     def full(self) -> str:
         """What to say of a request that waits for a place."""
         spec, ready = self.described.spec, sum(1 for _ in self.usable)
-        return f"SandboxPool {self.name} has no free place: {ready} of at most {spec.most_replicas} sandboxes are ready"
+        words = (
+            f"SandboxPool {self.name} has no free place: {ready} of at most {spec.most_replicas} sandboxes are ready"
+        )
+        problems = (f"; {problem.word}: {problem.message}" for problem in self.problems)
+        return words + next(problems, "")
+
+    @property
+    def problems(self) -> Iterator[Reason]:
+        """Why sandboxes of the pool do not start, as far as known."""
+        return (view.problem for view in self.watch.views.values() if view.problem is not None and view.ending is None)
 
 
 class Pools:

@@ -18,6 +18,7 @@ from rollout_api.measured_memory import declared_spec
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import (
     PUBLIC_ONLY,
+    START_CONDITIONS,
     Network,
     NetworkAccess,
     Phase,
@@ -118,8 +119,6 @@ def sandbox_object(job: RolloutJob, runner: int, name: str, spec: SandboxSpec) -
 
 # Read by key and not as a model: a newer operator may write additional fields.
 POD_IP = str(SandboxStatus.model_fields["pod_ip"].alias)
-# Conditions that are False while a Sandbox starts; the first one that is False explains the delay best.
-START_CONDITIONS = ("ImagePulled", "Scheduled", "Ready")
 
 
 @dataclass(frozen=True)

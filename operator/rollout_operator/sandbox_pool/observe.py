@@ -9,6 +9,7 @@ from rollout_api.conditions import true_conditions
 from rollout_api.on_cluster.objects import EXCESS, Manifest
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.rollout_job import RunnerState
+from rollout_api.sandbox import START_CONDITIONS
 from rollout_api.sandbox_pool import SandboxPoolSpec, SandboxPoolStatus
 from rollout_operator.actions import Fact, Ref
 from rollout_operator.cache import read_as, reports_of, uid_of
@@ -141,7 +142,7 @@ def _member(world: World, sandbox: Manifest) -> Member:
     problem = next(
         (
             (condition["reason"], condition.get("message", ""))
-            for condition in (conditions.get(kind, {}) for kind in ("Finished", "ImagePulled", "Scheduled", "Ready"))
+            for condition in (conditions.get(kind, {}) for kind in ("Finished", *START_CONDITIONS))
             if condition and (condition["status"] == "False") is (condition["type"] != "Finished")
         ),
         None,

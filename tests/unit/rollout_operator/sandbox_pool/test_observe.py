@@ -78,3 +78,10 @@ def test_what_the_plan_remembers_of_memory_is_observed() -> None:
         memory.learn(Remember(fact, "", 60), NOW.timestamp())
     after = observe(world(sandbox, memory=memory), POOL)
     assert (after.keeps_request, after.members[0].is_counted) == (True, True)
+
+
+def test_full_quota_is_the_problem_of_a_sandbox_that_it_keeps_from_starting() -> None:
+    refused = {"type": "Reconciled", "status": "False", "reason": "Forbidden", "message": "exceeded quota: q"}
+    sandbox = owned("Sandbox", "warm-1", POOL, status={"conditions": [refused]})
+    sandbox["metadata"]["creationTimestamp"] = timestamp(NOW)
+    assert seen(sandbox).members[0].problem == ("Forbidden", "exceeded quota: q")

@@ -52,6 +52,7 @@ def test_every_status_is_parsed_and_only_a_running_pod_is_reachable(status: Sand
         ([("Scheduled", "False", "Unschedulable")], "Unschedulable"),
         ([("Scheduled", "True", "Scheduled"), ("ImagePulled", "False", "ImagePullBackOff")], "ImagePullBackOff"),
         ([("Ready", "False", "Pending"), ("ImagePulled", "False", "ErrImagePull")], "ErrImagePull"),
+        ([("Ready", "False", "PodRefused"), ("Reconciled", "False", "Forbidden")], "Forbidden"),
         ([("Ready", "True", "Running"), ("Overlay", "False", "NotAsked")], None),
     ],
 )
