@@ -12,7 +12,7 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ REQUEST_SECONDS = 15.0
 # The API server ends a watch after this time, and a connection that is silent for longer is dead. So a connection that
 # drops packets is detected within 90 s, without bookmarks.
 WATCH_SECONDS, WATCH_GRACE_SECONDS = 60, 15.0
+# Sandboxes in one response of a search through all of the namespace.
+PAGE = 100
 # How long a denied create is retried: a starting API server denies requests until it has read the roles.
 DENIAL_PATIENCE_SECONDS = 5.0
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
@@ -142,6 +144,18 @@ class KubeApi:
         """Return the Sandboxes with these labels, and the resource version to watch from."""
         found = await self._call("GET", "/sandboxes", [("labelSelector", selector)], patience_seconds=patience_seconds)
         return found["items"], found["metadata"]["resourceVersion"]
+
+    async def has_sandbox(self, holds: Callable[[JsonObject], bool]) -> bool:
+        """Whether the namespace has such a Sandbox. Reads only as many as needed. Not retried."""
+        page = ""
+        while True:
+            query = [("limit", str(PAGE)), *([("continue", page)] if page else [])]
+            found = await self._call("GET", "/sandboxes", query, patience_seconds=0.0)
+            if any(map(holds, found["items"])):
+                return True
+            page = found["metadata"].get("continue") or ""
+            if not page:
+                return False
 
     async def list_sandbox_pools(self, *, patience_seconds: float = PATIENCE_SECONDS) -> list[JsonObject]:
         found = await self._call("GET", "/sandboxpools", patience_seconds=patience_seconds)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from agent_runtime.kube.api import ApiError, KubeApi, is_denied_role
 from agent_runtime.sandboxes.base import ACCESS_DENIED, NETWORK_LOST, Evidence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox, ReasonOfEnd, unexplained
 from agent_runtime.sandboxes.cluster.kinds import Kind, Waiter, pool_key
+from agent_runtime.sandboxes.cluster.lack_of_room import UseOfRoom, is_lack_of_room, seconds_left
 from agent_runtime.sandboxes.cluster.packing import Bounds, Request, plan_packing
 from agent_runtime.sandboxes.cluster.pool_visits import PoolVisits
 from agent_runtime.sandboxes.cluster.pools import Pool, Pools, order
@@ -89,6 +92,8 @@ class Fleet:
         """Prepared states by group."""
         self._told: set[str] = set()
         """Problems of starts that were logged already; each is logged once for all sandboxes."""
+        self._use_of_room = UseOfRoom(api)
+        self._noting: asyncio.Task[None] | None = None
         self._number = 0
         self._is_open = False
         self._work: set[asyncio.Task[None]] = set()
@@ -159,14 +164,16 @@ class Fleet:
         kind.waiting.append(waiter)
         self._plan(kind)
         try:
-            while True:
-                await asyncio.wait({waiter.placed}, timeout=spec.start_seconds + OPERATOR_GRACE_SECONDS)
+            started, left = time.monotonic(), spec.start_seconds + OPERATOR_GRACE_SECONDS
+            while left > 0:
+                await asyncio.wait({waiter.placed}, timeout=left)
                 if waiter.placed.done():
                     return waiter.placed.result()
                 kind = self._kinds[waiter.kind]
-                if not self._is_used(kind):
-                    self._stop_waiting(waiter)
-                    raise self._timeout_failure(kind, identity, spec.start_seconds)
+                patience, waited = spec.start_seconds + OPERATOR_GRACE_SECONDS, time.monotonic() - started
+                left = seconds_left(patience, waited=waited, unused=kind.unused)
+            self._stop_waiting(waiter)
+            raise self._timeout_failure(kind, identity, spec.start_seconds)
         except asyncio.CancelledError:
             self._stop_waiting(waiter)
             raise
@@ -223,13 +230,17 @@ class Fleet:
 
     # The following methods decide without waiting.
 
-    def _is_used(self, kind: Kind) -> bool:
-        """Whether equal sandboxes host workspaces. Then the cluster can start more once these end: a job that is larger
-        than its quota, or than the cluster, waits.
-        """
+    def _lacks_room(self, kind: Kind) -> bool:
+        """Whether its requests wait for room: for a place in its pool, or for another sandbox that does not fit now."""
+        problems: Iterable[Reason | None]
         if kind.pool is not None:
-            return any(not self._visits.is_lost(view) for view in kind.pool.usable)
-        return any(one.sandbox is not None and one.taken and one.kind == kind.key for one in self.held.values())
+            if any(not self._visits.is_lost(view) for view in kind.pool.usable):
+                return True
+            problems = kind.pool.problems
+        else:
+            starting = [one for one in self.held.values() if one.kind == kind.key and one.sandbox is None]
+            problems = (one.view.problem for one in starting if one.view is not None)
+        return any(problem is not None and is_lack_of_room(problem.message) for problem in problems)
 
     def wanted(self) -> dict[str, int]:
         """Return the places that this runner wants in each pool, used ones included."""
@@ -351,6 +362,8 @@ class Fleet:
             if is_denied_role(error):
                 word = ACCESS_DENIED
                 words += "; check that the runner's ServiceAccount, Role and RoleBinding exist"
+            if is_lack_of_room(words):
+                await self._note_use_of_room([kind])
             self._handle_end(held, Reason(word, words))
             return
         self._changed(held.name, sandbox_view(created))
@@ -459,7 +472,10 @@ class Fleet:
             self._spawn(self._visits.regain(held.view))
         log.info("sandbox %s is lost: %s: %s", held.name, reason.word, reason.message)
         kind = self._kinds[held.kind]
-        if held.sandbox is None and (held.seconds() < kind.spec.start_seconds or not self._is_used(kind)):
+        waits = is_lack_of_room(reason.message) and (
+            seconds_left(kind.spec.start_seconds, waited=math.inf, unused=kind.unused) > 0
+        )
+        if held.sandbox is None and not waits:
             failure = SandboxFailure(reason.word, reason.message)
             for waiter in kind.waiting[: kind.places]:
                 waiter.lost_starts += 1
@@ -568,6 +584,15 @@ class Fleet:
             self._move_waiting(kind)
         for kind in self._kinds.values():
             self._plan(kind)
+        lacking = [kind for kind in self._kinds.values() if kind.waiting and self._lacks_room(kind)]
+        if lacking and (self._noting is None or self._noting.done()):
+            self._noting = self._spawn(self._note_use_of_room(lacking))
+
+    async def _note_use_of_room(self, lacking: Sequence[Kind]) -> None:
+        """Record for these kinds, whose requests lack room, that other sandboxes use it, if they do."""
+        if any(one.sandbox is not None for one in self.held.values()) or await self._use_of_room.read():
+            for kind in lacking:
+                kind.room_used_at = time.monotonic()
 
     def _spawn(self, work: Coroutine[Any, Any, None], held: HeldSandbox | None = None) -> asyncio.Task[None]:
         """Start background work. If it raises, `held` ends, so that nothing waits forever for that sandbox."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox
@@ -43,6 +44,8 @@ class Kind:
     waiting: list[Waiter] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
     """All groups of rollouts that ever requested one."""
+    room_used_at: float = float("-inf")
+    """When its requests last lacked room that other sandboxes used (`time.monotonic`)."""
     measured: dict[str, Measured] = field(default_factory=dict)
     """What workspaces have used of memory, by sandbox, also of those that have ended."""
     measuring: asyncio.Task[None] | None = None
@@ -60,6 +63,11 @@ class Kind:
         limit = self.spec.resources.measured_limit
         total = sum(self.measured.values(), Measured())
         return None if limit is None else request_of(total, limit, self.spec.workspaces.per_sandbox or 1)
+
+    @property
+    def unused(self) -> float:
+        """Return the seconds since its requests lacked room that other sandboxes used; infinite if they never did."""
+        return time.monotonic() - self.room_used_at
 
     def age_of(self, held: HeldSandbox) -> float:
         """Return the seconds for which one of the sandboxes has existed at most."""

@@ -22,6 +22,7 @@ from tests.integration.cluster_provider.stand_in_api import StandInApi
 
 REPOSITORY = Path(__file__).parents[3]
 KEY = "5e" * 32
+EXCEEDED = 'pods "s" is forbidden: exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1'
 
 
 def condition(kind: str, holds: bool, reason: str, message: str = "") -> dict[str, str]:
@@ -38,6 +39,8 @@ class StandInOperator:
         """Statuses that the next Sandboxes get instead of a pod."""
         self.modes: list[str] = []
         """Modes in which the next Sandboxes come up, whatever they asked for."""
+        self.most_pods: int | None = None
+        """Quota of pods. A Sandbox beyond it waits, and is finished after its startSeconds."""
         self.trial_fails = False
         """The next Sandbox's first pod runs, and ends before it listens; a Plain one takes its place."""
         self.executors: dict[str, subprocess.Popen[bytes]] = {}
@@ -58,7 +61,7 @@ class StandInOperator:
         if executor is not None:
             self.executors[name].send_signal(executor)
         status = {**self.api.sandboxes[name].get("status", {})}
-        kept = [c for c in status.get("conditions", []) if c["type"] not in ("Ready", "Finished")]
+        kept = [c for c in status.get("conditions", []) if c["type"] not in ("Ready", "Finished", "Reconciled")]
         status["conditions"] = [*kept, condition("Ready", False, reason), condition("Finished", True, reason, message)]
         self.api.set_status(name, status)
 
@@ -90,6 +93,18 @@ class StandInOperator:
             self._starting.add(task)
             task.add_done_callback(self._starting.discard)
 
+    async def _fits_into_quota(self, name: str, start_seconds: float) -> bool:
+        """Wait for room in the quota. Return whether there is some for the Sandbox, which may have ended."""
+        deadline = asyncio.get_running_loop().time() + start_seconds
+        while self.most_pods is not None and len(self.executors) >= self.most_pods and name in self.api.sandboxes:
+            if asyncio.get_running_loop().time() >= deadline:
+                self.finish(name, "StartDeadlineExceeded", f"its pod could not be created: {EXCEEDED}")
+                return False
+            if not self.api.sandboxes[name].get("status"):
+                self.api.set_status(name, {"conditions": [condition("Reconciled", False, "Forbidden", EXCEEDED)]})
+            await asyncio.sleep(0.05)
+        return name in self.api.sandboxes
+
     async def _start(self, name: str) -> None:
         sandbox = self.api.sandboxes[name]
         if self.answers:
@@ -102,6 +117,8 @@ class StandInOperator:
             self.api.set_status(name, ready)
             await asyncio.sleep(0.2)
             self.api.set_status(name, {"conditions": [condition("Ready", False, "TrialFailed")]})
+        if not await self._fits_into_quota(name, sandbox["spec"]["startSeconds"]):
+            return
         workspaces = sandbox["spec"]["workspaces"]
         asked = workspaces["mode"]
         mode = self.modes.pop(0) if self.modes else "Overlay" if asked == "Auto" else asked

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.sandboxes.base import Evidence, SandboxFailure
-from agent_runtime.sandboxes.cluster import fleet, held_sandbox, network_probe
+from agent_runtime.sandboxes.cluster import fleet, held_sandbox, lack_of_room, network_probe
 from agent_runtime.sandboxes.cluster.sandbox_object import POD_IP
 from agent_runtime.sandboxes.executor_client import client as executor_client
 from rollout_api.cluster import EXECUTOR_PORT
@@ -341,18 +341,46 @@ async def test_request_waits_for_others_to_end_when_the_cluster_is_full(
     opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch, is_ended: bool
 ) -> None:
     monkeypatch.setattr(fleet, "OPERATOR_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(fleet, "TICK_SECONDS", 0.05)
     provider = await opened(rollout_job(startSeconds=1))
     first, *_ = await asyncio.gather(*(acquire(provider, f"{n}-0") for n in range(4)))
-    operator.answers = [{"conditions": [condition("Scheduled", False, "Unschedulable", "quota")]}] * 9
+    full = "0/1 nodes are available: 1 Insufficient memory."
+    operator.answers = [{"conditions": [condition("Scheduled", False, "Unschedulable", full)]}] * 9
     waiting = asyncio.create_task(acquire(provider, "0-1", start_seconds=1))
     await asyncio.sleep(1.5)
     if is_ended:
         name = next(name for name in operator.api.sandboxes if name != first.handle["sandbox"])
-        operator.finish(name, "StartDeadlineExceeded")
+        operator.finish(name, "StartDeadlineExceeded", f"Unschedulable: {full}")
     await asyncio.sleep(1)
     assert not waiting.done()
     await first.release()
     assert await say(await waiting, "echo here") == "here"
+
+
+async def test_request_waits_while_another_runner_uses_the_quota(
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "OPERATOR_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(fleet, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(lack_of_room, "LOOK_SECONDS", 0.1)
+    operator.most_pods = 1
+    first, second = await opened(rollout_job(startSeconds=1)), await opened(rollout_job(startSeconds=1), runner=1)
+    await acquire(first)
+    waiting = asyncio.create_task(acquire(second, "1-0", start_seconds=3))
+    await until(lambda: "exceeded quota" in second.waits_for())
+    await asyncio.sleep(4)
+    assert not waiting.done()
+    await first.close()
+    assert await say(await waiting, "echo here") == "here"
+
+
+async def test_request_fails_after_start_seconds_when_nobody_uses_the_quota(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    operator.most_pods = 0
+    provider = await opened(rollout_job(startSeconds=1))
+    with pytest.raises(SandboxFailure, match="exceeded quota"):
+        await acquire(provider)
 
 
 async def test_job_that_waits_for_its_sandboxes_reports_it_early(opened: Opened, operator: StandInOperator) -> None:
