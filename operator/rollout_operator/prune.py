@@ -55,7 +55,7 @@ def prune(kind: str, obj: Manifest) -> Manifest:
             kept["metadata"].pop("annotations", None)
         case "Job":
             kept |= {
-                "spec": _pick(obj["spec"], "suspend", "completions"),
+                "spec": _pick(obj["spec"], "suspend", "completions", "parallelism"),
                 "status": _within_limits(obj.get("status", {})),
             }
         case "StatefulSet" | "LeaderWorkerSet":

@@ -19,6 +19,8 @@ GONE_AFTER: Final = timedelta(seconds=60)
 """Time after a pod's deadline for its end. A pod that still exists is then assumed to be on a dead node."""
 
 _ENDED: Final = ("Succeeded", "Failed")
+KUEUE_MIN_PARALLELISM: Final = "kueue.x-k8s.io/job-min-parallelism"
+"""Annotation of a Job whose parallelism Kueue may lower to this number when it admits the Job."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,10 @@ class BatchJob:
     created: datetime
     completions: int
     """The number of runners in its spec."""
+    parallelism: int
+    """Most runners at once in its spec."""
+    may_admit_fewer: bool
+    """Whether Kueue may start the Job with a lower parallelism."""
     suspend: bool
     """The `suspend` field of its spec."""
     suspend_set: bool
@@ -244,7 +250,7 @@ def _model_server(world: World, job: Manifest) -> Manifest | None:
 
 
 def _batch_job(job: Manifest) -> BatchJob:
-    status = job.get("status") or {}
+    status, annotations = job.get("status") or {}, job["metadata"].get("annotations") or {}
     # FailureTarget and SuccessCriteriaMet come earlier than Failed and Complete, which wait for the end of every pod. A pod
     # on a dead node may never end.
     true = true_conditions(status)
@@ -254,8 +260,10 @@ def _batch_job(job: Manifest) -> BatchJob:
         uid=uid_of(job),
         created=parse_time(job["metadata"]["creationTimestamp"]),
         completions=int(job["spec"].get("completions") or 0),
+        parallelism=int(job["spec"].get("parallelism") or 0),
+        may_admit_fewer=KUEUE_MIN_PARALLELISM in annotations,
         suspend=bool(job["spec"].get("suspend")),
-        suspend_set=(job["metadata"].get("annotations") or {}).get(SUSPEND_ANNOTATION) == "true",
+        suspend_set=annotations.get(SUSPEND_ANNOTATION) == "true",
         suspended="Suspended" in true and not status.get("active"),
         leaving="deletionTimestamp" in job["metadata"],
         failed_pods=int(status.get("failed", 0)),

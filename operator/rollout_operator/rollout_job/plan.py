@@ -203,8 +203,10 @@ def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
         if not seen.alive:
             yield Delete(ref, job.uid)
         return
-    if job.completions != seen.replicas and found.verdict is None:
-        # Runners without a shard fail for ever, and shards without a runner never complete.
+    is_lowered_by_queue = job.may_admit_fewer and 0 < job.parallelism < seen.replicas
+    is_edited = job.completions != seen.replicas or (job.parallelism != seen.replicas and not is_lowered_by_queue)
+    if is_edited and found.verdict is None:
+        # Runners without a shard fail for ever, and shards without a runner never complete. With parallelism 0 none runs.
         yield Patch(ref, runner_count(seen.replicas))
     changed = suspend != job.suspend_set
     if found.verdict is not None:

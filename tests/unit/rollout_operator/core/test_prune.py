@@ -230,10 +230,11 @@ def test_cached_object_of_a_megabyte_uses_little_memory(kind: str, obj: dict[str
     assert len(json.dumps(prune(kind, obj))) < 2_000
 
 
-def test_a_job_keeps_its_suspension_and_its_status() -> None:
-    job = {"metadata": METADATA, "spec": {"suspend": True, "template": {"spec": {}}}, "status": {"succeeded": 1}}
+def test_a_job_keeps_its_suspension_its_number_of_runners_and_its_status() -> None:
+    spec = {"suspend": True, "completions": 2, "parallelism": 0}
+    job = {"metadata": METADATA, "spec": {**spec, "template": {"spec": {}}}, "status": {"succeeded": 1}}
     kept = prune("Job", job)
-    assert (kept["spec"], kept["status"]) == ({"suspend": True}, {"succeeded": 1})
+    assert (kept["spec"], kept["status"]) == (spec, {"succeeded": 1})
 
 
 def test_workloads_of_model_servers_keep_replicas_and_the_digest() -> None:

@@ -213,13 +213,25 @@ def test_suspended_is_reported_only_when_all_sandboxes_are_deleted() -> None:
     assert (scene.told(), scene.condition("Suspended")["status"]) == (["Started", "Suspended"], "True")
 
 
-@pytest.mark.parametrize("edited", [1, 3])
-def test_number_of_runners_that_someone_edited_is_restored_while_the_job_runs(edited: int) -> None:
+@pytest.mark.parametrize(("completions", "parallelism"), [(1, 1), (3, 3), (2, 0), (2, 1), (2, 3)])
+def test_number_of_runners_that_someone_edited_is_restored_while_the_job_runs(
+    completions: int, parallelism: int
+) -> None:
     scene = running(runners={"replicas": 2})
     assert scene.batch_job is not None
-    scene.batch_job["spec"] |= {"completions": edited, "parallelism": edited}
+    scene.batch_job["spec"] |= {"completions": completions, "parallelism": parallelism}
     scene.settle()
     assert (scene.batch_job["spec"]["completions"], scene.batch_job["spec"]["parallelism"]) == (2, 2)
+
+
+@pytest.mark.parametrize(("parallelism", "kept"), [(1, 1), (0, 2)])
+def test_parallelism_that_kueue_admitted_is_kept_unless_no_runner_is_left(parallelism: int, kept: int) -> None:
+    scene = running(runners={"replicas": 2})
+    assert scene.batch_job is not None
+    scene.batch_job["metadata"]["annotations"] |= {"kueue.x-k8s.io/job-min-parallelism": "1"}
+    scene.batch_job["spec"]["parallelism"] = parallelism
+    scene.settle()
+    assert scene.batch_job["spec"]["parallelism"] == kept
 
 
 def test_suspension_by_another_manager_is_kept_and_reported() -> None:
