@@ -106,6 +106,8 @@ class ExecutorContact:
         self.known: dict[str, ExecutorReport] = {}
         self.on_done: Callable[[Ref], None] = lambda ref: None
         """Called when the requests for a pool have ended."""
+        self.exists: Callable[[Ref, str], bool] = lambda ref, uid: True
+        """Whether the Sandbox of that uid exists. `forget` is called when it no longer does."""
         self._session: aiohttp.ClientSession | None = None
         self._tasks: dict[Ref, asyncio.Task[None]] = {}
         self._at_once: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
@@ -145,11 +147,13 @@ class ExecutorContact:
                 request = replace(request, forget=frozenset())
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    self.known[request.uid] = await self._ask(request)
+                    report = await self._ask(request)
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 log.debug("%s does not answer: %r", request.name, error)
                 before = self.known.get(request.uid, ExecutorReport(clock.now()))
-                self.known[request.uid] = replace(before, at=clock.now(), answered=False)
+                report = replace(before, at=clock.now(), answered=False)
+            if self.exists(Ref("Sandbox", request.namespace, request.name), request.uid):
+                self.known[request.uid] = report
 
     async def _ask(self, request: ExecutorRequest) -> ExecutorReport:
         for prefix in sorted(request.forget):

@@ -61,6 +61,7 @@ class Loop:
         self._cache = execution.cache
         execution.operations.on_done = lambda ref: self._wake([ref])
         execution.executors.on_done = lambda ref: self._wake([ref])
+        execution.operations.exists = execution.executors.exists = self._exists
         execution.on_progress = lambda ref: self._queues[ref.kind].advance(ref)
         self.may_plan: Callable[[str], bool] = lambda namespace: True
         """Whether all objects of a namespace are in the cache. A plan without some of them would be wrong: a Sandbox whose
@@ -108,6 +109,10 @@ class Loop:
             self._metrics.sandbox_gone(obj)
             self._execution.executors.forget(metadata["uid"])
         self._saw(kind, obj)
+
+    def _exists(self, ref: Ref, uid: str) -> bool:
+        found = self._cache.get(ref.kind, ref.namespace, ref.name)
+        return found is not None and uid_of(found) == uid
 
     def relisted(self, kind: str, namespace: str, present: set[tuple[str, str]]) -> None:
         """A list is complete: remove all cached objects that it lacks."""

@@ -11,6 +11,7 @@ import reprlib
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import starmap
 from typing import Any
 
 from rollout_api.model_server import TransferMode
@@ -37,14 +38,17 @@ class ServerOperations:
         self.known: dict[tuple[str, int], ServerContact] = {}
         self.on_done: Callable[[Ref], None] = lambda ref: None
         """Called when an operation for an object has ended."""
+        self.exists: Callable[[Ref, str], bool] = lambda ref, uid: True
+        """Whether the pod of that uid exists. `forget` is called when it no longer does."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, ref: Ref, ask: Ask) -> None:
-        """Begin an operation unless one of its servers is busy."""
-        if any(self._of(server).busy is not None for server in ask.servers):
+        """Begin an operation unless one of its servers is busy, or was deleted after the plan was made."""
+        pods = [(Ref("Pod", ask.options.namespace, server.name), server.uid) for server in ask.servers]
+        if any(self._of(server).busy is not None for server in ask.servers) or not all(starmap(self.exists, pods)):
             return
         for server in ask.servers:
-            self._update(server, busy=ask.operation)
+            self.known[server.key] = replace(self._of(server), busy=ask.operation)
         task = asyncio.create_task(self._run(ref, ask))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -87,8 +91,7 @@ class ServerOperations:
                 self._record(server, operation, failed)
         finally:
             for server in ask.servers:
-                if server.key in self.known:
-                    self._update(server, busy=None)
+                self._update(server, busy=None)
             self.on_done(ref)
 
     async def _one(self, ask: Ask, server: Server) -> None:
@@ -236,7 +239,9 @@ class ServerOperations:
         return self.known.get(server.key, ServerContact())
 
     def _update(self, server: Server, **changes: Any) -> None:
-        self.known[server.key] = replace(self._of(server), **changes)
+        """Change what is known of a server, unless its pod was deleted during the operation."""
+        if server.key in self.known:
+            self.known[server.key] = replace(self._of(server), **changes)
 
     def _record(
         self, server: Server, operation: ServerOperation, error: ControlError | None = None, *, untouched: bool = False

@@ -160,6 +160,20 @@ async def test_large_lists_are_read_within_the_memory_of_all_tenants(
     assert budget.has_room("lab", 433_000), "nothing is held any more"
 
 
+async def test_report_of_a_sandbox_that_was_deleted_during_the_request_is_not_kept(executor: Executor) -> None:
+    contact, done = ExecutorContact(), asyncio.Event()
+    contact.on_done = lambda ref: done.set()
+    contact.exists = lambda ref, uid: (ref.kind, ref.namespace, ref.name, uid) != ("Sandbox", "lab", "warm-1", "uid-1")
+    requests = [
+        ExecutorRequest("lab", name, uid, "127.0.0.1", "secret")
+        for name, uid in (("warm-1", "uid-1"), ("warm-1", "uid-2"))
+    ]
+    contact.start(REF, AskExecutors(tuple(requests)))
+    await done.wait()
+    await contact.close()
+    assert list(contact.known) == ["uid-2"]
+
+
 async def test_a_silent_executor_is_given_up(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor_contact, "ANSWER_SECONDS", 0.2)
     executor.workspaces = "silence"
