@@ -41,7 +41,10 @@ from rollout_operator.world import WATCHED, Memory
 MANAGER = "operator"
 """Field manager of the operator's part of a status."""
 RECONCILED = "Reconciled"
-"""Type of the condition that is False while an action fails. Plans neither read nor write it."""
+"""Type of the condition that is False while an action fails. Plans neither read nor write it. If a plan writes no Ready, as
+before an object has its key, Ready is a copy of it, because people and `kubectl wait` look there.
+"""
+READY = "Ready"
 OPERATOR_ERROR = -1
 """Status code for an exception in the operator itself."""
 _KEEPS_USER_NAMESPACES = ("keeps-user-namespaces",)
@@ -319,12 +322,11 @@ def version_of(obj: Manifest) -> int:
 
 
 def without_failures(obj: Manifest) -> Manifest:
-    """Return the object without the Reconciled condition, as plans see it."""
+    """Return the object as plans see it: without the condition Reconciled, and without a Ready copied from it."""
     status = obj.get("status") or {}
-    conditions = [found for found in status.get("conditions", ()) if found["type"] != RECONCILED]
-    if len(conditions) == len(status.get("conditions", ())):
-        return obj
-    return {**obj, "status": {**status, "conditions": conditions}}
+    found = status.get("conditions", ())
+    conditions = _of_plans(found)
+    return obj if len(conditions) == len(found) else {**obj, "status": {**status, "conditions": conditions}}
 
 
 def with_failures(
@@ -334,19 +336,38 @@ def with_failures(
 
     An outage leaves the condition unchanged, because its cause is not the object.
     """
-    before = next((entry for entry in found.get("conditions", ()) if entry["type"] == RECONCILED), None)
-    others = [entry for entry in status.get("conditions", ()) if entry["type"] != RECONCILED]
+    others = _of_plans(status.get("conditions", ()))
+    planned = _of_plans(found.get("conditions", ()))
+    before = {entry["type"]: entry for entry in found.get("conditions", ()) if entry not in planned}
     reported = [failure for failure in failures if is_reportable(failure)]
     if not reported:
-        kept = [before] if before and failures else []
+        kept = list(before.values()) if failures else []
         return {**status, "conditions": [*others, *kept]} if kept or "conditions" in status else status
     message = "; ".join(dict.fromkeys(failure.message for failure in reported))
     reason = _REASONS.get(reported[0].status, "ActionFailed")
-    failed = condition(RECONCILED, False, reason, message)
-    if before and (before["reason"], before.get("message")) == (reason, failed.message):
-        return {**status, "conditions": [*others, before]}
-    since = Condition.model_validate(before) if before else None
-    return {**status, "conditions": [*others, with_timestamps(failed, since, now, generation).wire()]}
+    has_ready = any(entry["type"] == READY for entry in others)
+    for kind in (RECONCILED,) if has_ready else (RECONCILED, READY):
+        failed, old = condition(kind, False, reason, message), before.get(kind)
+        if old and (old["reason"], old.get("message")) == (reason, failed.message):
+            others.append(old)
+        else:
+            since = Condition.model_validate(old) if old else None
+            others.append(with_timestamps(failed, since, now, generation).wire())
+    return {**status, "conditions": others}
+
+
+def _of_plans(conditions: Sequence[Manifest]) -> list[Manifest]:
+    """Return the conditions without those that `with_failures` added."""
+    failed = next((entry for entry in conditions if entry["type"] == RECONCILED), None)
+    if failed is None:
+        return list(conditions)
+    told = (failed["status"], failed["reason"], failed.get("message"))
+    return [
+        entry
+        for entry in conditions
+        if entry["type"] not in (RECONCILED, READY)
+        or (entry["type"] == READY and (entry["status"], entry["reason"], entry.get("message")) != told)
+    ]
 
 
 _REASONS: Mapping[int, str] = {

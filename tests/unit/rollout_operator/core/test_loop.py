@@ -479,6 +479,37 @@ def test_status_is_written_again_after_a_conflict_with_another_writer() -> None:
     asyncio.run(run())
 
 
+KEYED: list[tuple[str, str, Json]] = [
+    ("SandboxPool", "one-pool", {"sandbox": {"image": "i", "perSandbox": 2}}),
+    ("Sandbox", "one-sandbox", {"image": "i"}),
+    ("ModelServer", "one-control", SERVER_SPEC),
+    ("RolloutJob", "one-runner", JOB_SPEC),
+]
+
+
+@pytest.mark.parametrize(("kind", "secret", "spec"), KEYED, ids=[kind for kind, *_ in KEYED])
+def test_object_is_not_ready_while_a_secret_without_an_owner_has_the_name_of_its_key(
+    kind: str, secret: str, spec: Json
+) -> None:
+    api = MemoryApi()
+    api.put("Secret", {"kind": "Secret", "metadata": {"name": secret, "namespace": "t"}, "data": {}})
+    api.put(kind, manifest(kind, "one", spec))
+
+    def ready() -> Json:
+        return condition(api.objects[kind, "t", "one"], "Ready")
+
+    async def run() -> None:
+        async with operator_on(api):
+            failed = await until(ready, "a condition")
+            assert (failed["status"], failed["reason"]) == ("False", "Conflict")
+            assert f"Secret t/{secret} exists already and has no owner" in failed["message"]
+            del api.objects["Secret", "t", secret]
+            await until(lambda: "has no owner" not in ready().get("message", ""), "its own Secret")
+            assert not condition(api.objects[kind, "t", "one"], "Reconciled")
+
+    asyncio.run(run())
+
+
 def test_a_lost_key_is_replaced_only_when_no_sandbox_uses_it() -> None:
     api = MemoryApi()
     api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
