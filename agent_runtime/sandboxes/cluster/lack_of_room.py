@@ -6,22 +6,39 @@ lacked room that others used. If none uses any, the start fails after `startSeco
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import suppress
 
 from agent_runtime.kube.api import ApiError, KubeApi
 from agent_runtime.sandboxes.cluster.sandbox_object import sandbox_view
+from rollout_api.base import quantity_value
 
 # Words of the API server for a full quota, and of the scheduler for full nodes. Only the messages tell these causes from
 # others: a refusal by admission is also Forbidden, and a node selector that matches no node is also Unschedulable.
 LACK_OF_ROOM = ("exceeded quota:", "Insufficient ", "Too many pods")
+QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
+AMOUNT = re.compile(r"([^,;=]+)=([^,;=]+)")
 # Interval of lists of the namespace's Sandboxes while this runner waits for room and has no sandbox itself.
 LOOK_SECONDS = 10.0
 
 
 def is_lack_of_room(message: str) -> bool:
     """Whether a start failed or is delayed because there is no room for its Sandbox or pod, by the cause's message."""
-    return any(words in message for words in LACK_OF_ROOM)
+    return any(words in message for words in LACK_OF_ROOM) and not _exceeds_whole_quota(message)
+
+
+def _exceeds_whole_quota(message: str) -> bool:
+    """Whether the request is larger than the quota, so that no end of another sandbox helps."""
+    if (found := QUOTA.search(message)) is None:
+        return False
+    requested, limited = (dict(AMOUNT.findall(amounts)) for amounts in found.groups())
+    try:
+        return any(
+            quantity_value(requested[name]) > quantity_value(limited[name]) for name in requested.keys() & limited
+        )
+    except (ValueError, KeyError):  # a quantity in a form that is not known here, or a shortened message
+        return False
 
 
 def seconds_left(start_seconds: float, *, waited: float, unused: float) -> float:

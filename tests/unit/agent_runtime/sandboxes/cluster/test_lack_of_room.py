@@ -16,6 +16,15 @@ NEVER = float("inf")
     ("message", "is_lack"),
     [
         ('pods "s" is forbidden: exceeded quota: q, requested: pods=1, used: pods=4, limited: pods=4', True),
+        ("exceeded quota: q, requested: limits.memory=1Gi,pods=1, used: limits.memory=0,pods=4, limited: pods=4", True),
+        (
+            "exceeded quota: q, requested: limits.memory=1Gi,pods=1, used: pods=4, limited: limits.memory=2Gi,pods=4",
+            True,
+        ),
+        ("exceeded quota: q, requested: limits.memory=3Gi, used: limits.memory=0, limited: limits.memory=2Gi", False),
+        ("exceeded quota: q, requested: pods=1, used: pods=0, limited: pods=0; no room", False),
+        ("exceeded quota: q, requested: memory=1E, used: memory=0, limi…", True),
+        ("exceeded quota: q, requested: memory=1e9, used: memory=0, limited: memory=1x", True),
         ("0/3 nodes are available: 1 Insufficient memory, 2 node(s) had untolerated taint {a: b}.", True),
         ("0/1 nodes are available: 1 Too many pods.", True),
         ("0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.", False),
