@@ -23,12 +23,12 @@ _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 OVERRIDE = re.compile(r"(~|\+{0,2})([\w.]+)(?:=(.*))?$", re.DOTALL)
 """Hydra's `key=value`, `+key=value`, `++key=value`, `~key`."""
 
-KEYS = ("exp_name", "seed", "pretrain", "output_dir", "sequence_length", "custom_envs")
-"""Keys that are converted themselves. Other keys to which references refer are dropped as mere anchors."""
 
+def composed(source: Source, notes: list[Note]) -> tuple[dict[str, Any], set[str]]:
+    """Merge the file's values over those of its defaults. Return them, and the top-level keys to which references refer.
 
-def composed(source: Source, notes: list[Note]) -> dict[str, Any]:
-    """Merge the file's values over those of its defaults. Raises UnusableInput."""
+    Raises UnusableInput.
+    """
     values: dict[str, Any] = {}
     for number, entry in enumerate(source.values.get("defaults", [])):
         where = f"defaults[{number}]"
@@ -50,9 +50,7 @@ def composed(source: Source, notes: list[Note]) -> dict[str, Any]:
     for override in source.overrides:
         _override(whole, override)
     filled = {key: _resolve_references(value, whole, key, 0) for key, value in whole.items()}
-    # Values of keys that exist only for references are already in the places that refer to them.
-    referred = {name.partition(".")[0] for name in _REFERENCE.findall(str(whole))}
-    return {key: value for key, value in filled.items() if key not in referred or key in KEYS}
+    return filled, {name.partition(".")[0] for name in _REFERENCE.findall(str(whole))}
 
 
 def _override(values: dict[str, Any], override: str) -> None:
@@ -174,7 +172,8 @@ class Group:
 
 def convert(source: Source) -> Conversion:
     notes: list[Note] = []
-    keys = Keys(composed(source, notes), "", notes)
+    values, referred = composed(source, notes)
+    keys = Keys(values, "", notes)
     if source.llm:
         raise UnusableInput(
             f"--llm-{next(iter(source.llm)).replace('_', '-')}: is an option for Real Work; use KEY=VALUE"
@@ -213,6 +212,8 @@ def convert(source: Source) -> Conversion:
     # The two jobs of a file need different names, because results are found by name.
     name = keys.take("exp_name", source.path.stem) + ("-eval" if source.evaluation else "")
     manager.report_rest(_MANAGER_REASONS)
+    # An unread key to which others refer needs no note: its value is in the places that refer to it.
+    keys.left -= referred
     keys.report_rest(dict.fromkeys(keys.values, "it belongs to the trainer") | _REASONS)
     return Conversion(manifest(name, spec), [*notes, *_DIFFERENCES])
 

@@ -211,3 +211,20 @@ def test_overrides_change_values_before_references_are_filled_in(path: Path) -> 
     spec, _ = converted(path, overrides=overrides, output_dir="elsewhere")
     assert (spec["tasks"]["environments"][0]["maxSteps"], spec["groupSize"]) == (3, 6)
     assert (spec["reward"]["clip"], spec["output"]["uri"]) == (2, "output")
+
+
+def test_key_to_which_others_refer_is_converted_as_if_nothing_referred_to_it(path: Path) -> None:
+    # every key that is read, and one that exists only to be referred to
+    read = (
+        "train_env_manager",
+        "reward_normalization",
+        "reward_clip",
+        "actor_infer",
+        "action_sep",
+        "max_actions_per_traj",
+    )
+    values = {"action_sep": "||", "max_actions_per_traj": 4, "only_referred": 1}
+    plain, _ = converted(path, **values)
+    referring, notes = converted(path, **values, others=[f"${{{key}}}" for key in (*read, "only_referred")])
+    assert referring == plain
+    assert "only_referred: " not in notes
