@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks
-from agent_runtime.tasks.table import Row, RowError, check_columns, open_table, tasks_of_table
+from agent_runtime.tasks.table import Row, RowError, check_columns, json_list, open_table, tasks_of_table
 from rollout_api.manifest import explain, path_of
 from rollout_api.tasks import Task
 
@@ -101,15 +100,9 @@ class Checked:
 
     def names(self, field: str) -> list[str]:
         """Return a list of test names, or parse one from JSON."""
-        value = self._instance.get(field)
-        if isinstance(value, str):
-            try:
-                value = from_json(value, cache_strings=False)
-            except ValueError as error:
-                self.wrong(field, f"is text that is not JSON: {error}; expected a list of test names")
-                return []
+        value = json_list(self._instance.get(field))
         if not isinstance(value, list) or set(map(type, value)) - {str} or "" in value:
             found = "is missing" if value is None else f"is {json.dumps(value, default=str)[:60]}"
-            self.wrong(field, f"{found}; expected a list of test names")
+            self.wrong(field, f"{found}; expected a list of test names, or JSON text of one")
             return []
         return value

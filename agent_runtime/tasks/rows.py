@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from agent_runtime.tasks.instance import row_error
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
-from agent_runtime.tasks.table import JsonLines, Row, RowError, check_columns, open_table, tasks_of_table
+from agent_runtime.tasks.table import JsonLines, Row, RowError, check_columns, json_list, open_table, tasks_of_table
 from rollout_api.manifest import validate
 from rollout_api.tasks import Task, TaskSource
 
@@ -65,7 +65,7 @@ def mapped(row: Mapping[str, Any], columns: Mapping[str, str]) -> Row:
     """Return the fields of a task from a row of other columns. Raises RowError.
 
     A field gets the value of its column. Three kinds of values are converted, because tables often have them: a number
-    for a text, one text for a list of texts, and JSON text for a list or mapping.
+    for a text, one text for a list of texts, and JSON text for any list or mapping.
     """
     task: Row = {name: row[name] for name in FIELDS & row.keys() if name not in columns}
     problems = []
@@ -96,10 +96,11 @@ Kind = Literal["text", "texts", "other"]
 def _adapted(value: Any, kind: Kind) -> Any:
     if kind == "text":
         return json.dumps(value) if isinstance(value, int | float) else value
+    if kind == "texts":
+        listed = json_list(value)
+        return [listed] if isinstance(listed, str) else listed
     if not isinstance(value, str):
         return value
-    if kind == "texts":
-        return [value]
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:

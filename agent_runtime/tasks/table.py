@@ -9,11 +9,23 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import translate
 from typing import Any, Literal, Protocol, overload
 
+from pydantic_core import from_json
+
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError, left_out, without_verifier
 from rollout_api.tasks import Task, TaskSource
 
 Row = dict[str, Any]
+
+
+def json_list(value: Any) -> Any:
+    """Return the list that a cell's JSON text has, because many tables have lists only as text; other values unchanged."""
+    try:
+        listed = from_json(value, cache_strings=False) if isinstance(value, str) else value
+    except ValueError:
+        return value
+    return listed if isinstance(listed, list) else value
+
 
 LINE_BYTES = 64 * 1024 * 1024
 """Longest line: a task has at most 256 + 1024 files of 200 KiB. The limit keeps a file without line ends from filling

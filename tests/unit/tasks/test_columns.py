@@ -75,6 +75,17 @@ def test_tasks_are_equal_from_parquet_and_from_json_lines(tmp_path: Path) -> Non
     assert list(load(tmp_path, write(tmp_path, rows, "parquet")).tasks) == [Task.model_validate(row) for row in rows]
 
 
+@pytest.mark.parametrize(
+    ("cell", "tags"),
+    [('["a", "b"]', ["a", "b"]), ("a", ["a"]), ('"a"', ['"a"']), ("[ a ]", ["[ a ]"])],
+    ids=["JSON list", "text", "JSON text", "not JSON"],
+)
+def test_list_of_texts_is_read_from_one_text_or_from_json(cell: str, tags: list[str], tmp_path: Path) -> None:
+    uri = write(tmp_path, [{"name": "a", "prompt": "p", "labels": cell}], "jsonl")
+    (task,) = load(tmp_path, uri, columns={"tags": "labels"}).tasks
+    assert task.tags == tags
+
+
 def test_structured_fields_are_read_from_text_that_is_json(tmp_path: Path) -> None:
     rows = [{"name": "a", "prompt": "p", "v": '{"commands": ["true"]}'}, {"name": "b", "prompt": "p", "v": "{"}]
     assert told(tmp_path, write(tmp_path, rows, "jsonl"), columns={"verifier": "v"}) == (
