@@ -58,7 +58,8 @@ Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0
 TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+=-]*$", max_length=200)]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 LongText = Annotated[str, StringConstraints(max_length=204_800)]
-Command = Annotated[str, StringConstraints(min_length=1, max_length=65_536)]
+Command = Annotated[str, StringConstraints(min_length=1, max_length=65_536, pattern=r"\S")]
+"""A shell command. A blank one would succeed without doing anything, and so pass every task that it grades."""
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 Seconds = Annotated[int, Field(ge=1, le=604_800)]
 """Whole seconds, at most a week."""

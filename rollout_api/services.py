@@ -53,7 +53,9 @@ class TaskService(ApiModel):
     """Name, which the agent and other services can use as a host name."""
     dockerfile: Dockerfile | None = None
     """Dockerfile of its files; on a cluster, over the same base image as the task's. The task's own when left out."""
-    command: Annotated[list[Command], Field(max_length=256)] = []
+    command: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=65_536)]], Field(max_length=256)
+    ] = []
     """Program and arguments, or one text for the shell. ENTRYPOINT of its Dockerfile when left out."""
     args: Annotated[list[Annotated[str, StringConstraints(max_length=65_536)]], Field(max_length=256)] = []
     """Arguments of `command`. If both are left out, CMD of its Dockerfile."""

@@ -8,11 +8,13 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from rollout_api.crd import definitions
 from rollout_api.json_schema import json_schema
 from rollout_api.manifest import _FORMS, ManifestError, Problem, load_manifest
 from rollout_api.rollout_job import RolloutJob
+from rollout_api.tasks import Task
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "job.yaml"
 MINIMAL: dict[str, Any] = {
@@ -257,3 +259,18 @@ def test_agent_that_calls_tools_in_its_text_needs_no_parser(agent: str) -> None:
 def test_patterns_in_words_are_those_of_fields() -> None:
     schema = json.dumps(json_schema(RolloutJob))
     assert [pattern for pattern in _FORMS if json.dumps(pattern) not in schema] == []
+
+
+@pytest.mark.parametrize("command", ["", " ", "\n\t"])
+def test_blank_command_is_refused(command: str) -> None:
+    for fields in (
+        {"setup": [command]},
+        {"solution": [command]},
+        {"verifier": {"commands": [command]}},
+        {"verifier": {"commands": ["true"], "collect": [command]}},
+        {"services": [{"name": "db", "health": {"command": command}}]},
+    ):
+        with pytest.raises(ValidationError, match="at least 1 character" if not command else "should match pattern"):
+            Task.model_validate({"name": "t", "prompt": "p", **fields})
+    # an argument of a program may be blank
+    Task.model_validate({"name": "t", "prompt": "p", "services": [{"name": "db", "command": ["printf", " "]}]})
