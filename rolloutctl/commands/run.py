@@ -80,7 +80,7 @@ async def run(
     pages: list[asyncio.Task[None]] = []
     with (
         display_for(err) as display,
-        ScalarLog(display, job.metadata.name, tensorboard=tensorboard, wandb=wandb) as log,
+        ScalarLog(display, job.spec.group_size, tensorboard=tensorboard, wandb=wandb) as log,
     ):
         begun = asyncio.Event()
 
