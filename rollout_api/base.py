@@ -1,5 +1,7 @@
 """Base class and shared field types of the API: immutable, camelCase in JSON, unknown fields rejected."""
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -51,8 +53,26 @@ def distinct(key: str, message: str) -> AfterValidator:
 
 
 # Kubernetes object names are DNS labels here, not subdomains: they become parts of pod names and label values.
-ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=52)]
+OBJECT_NAME_LENGTH: Final = 52
+ObjectName = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=OBJECT_NAME_LENGTH)
+]
 """A DNS-1123 label. A maximum of 52 leaves 11 of the 63 characters for the suffixes of pods."""
+
+
+def object_name(text: str, suffix: str = "", default: str = "job") -> str:
+    """Return the nearest ObjectName to a text, with a suffix; `default` for a text without letters and digits.
+
+    A long text is cut and gets a digest, so that texts that differ only after the cut have different names.
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or default
+    most = OBJECT_NAME_LENGTH - len(suffix)
+    if len(name) > most:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:6]
+        name = f"{name[: most - len(digest) - 1].strip('-')}-{digest}"
+    return name + suffix
+
+
 Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 
 TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+=-]*$", max_length=200)]

@@ -1,6 +1,5 @@
 """Interface of converters, which convert another system's configuration and report every key that is not converted."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from rollout_api.base import API_VERSION
+from rollout_api.base import API_VERSION, object_name
 from rollout_api.manifest import KIND
 
 NO_COUNTERPART = "has no counterpart here and is left out"
@@ -141,10 +140,6 @@ class Keys:
         return f"{self.path}.{name}" if self.path else name
 
 
-def manifest(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": object_name(name)}, "spec": dict(spec)}
-
-
-def object_name(text: str) -> str:
-    """Return the nearest valid name of a Kubernetes object."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:52].strip("-") or "job"
+def manifest(name: str, spec: Mapping[str, Any], suffix: str = "") -> dict[str, Any]:
+    named = {"name": object_name(name, suffix)}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": named, "spec": dict(spec)}

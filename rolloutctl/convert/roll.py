@@ -210,12 +210,12 @@ def convert(source: Source) -> Conversion:
         spec["agent"].setdefault("config", {})["actionSeparator"] = separator
     _refuse_unread_counts(manager)
     # The two jobs of a file need different names, because results are found by name.
-    name = keys.take("exp_name", source.path.stem) + ("-eval" if source.evaluation else "")
+    name, suffix = keys.take("exp_name", source.path.stem), "-eval" if source.evaluation else ""
     manager.report_rest(_MANAGER_REASONS)
     # An unread key to which others refer needs no note: its value is in the places that refer to it.
     keys.left -= referred
     keys.report_rest(dict.fromkeys(keys.values, "it belongs to the trainer") | _REASONS)
-    return Conversion(manifest(name, spec), [*notes, *_DIFFERENCES])
+    return Conversion(manifest(name, spec, suffix), [*notes, *_DIFFERENCES])
 
 
 _DIFFERENCES = (

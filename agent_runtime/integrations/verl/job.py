@@ -5,13 +5,12 @@ size, sampling). Other keys of `custom` belong to other extensions and are not r
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agent_runtime.integrations.harbor_server.rows import OWN_KEY, own_settings
-from rollout_api.base import API_VERSION
+from rollout_api.base import API_VERSION, object_name
 from rollout_api.manifest import KIND, ManifestError, Problem, load_manifest
 from rollout_api.rollout_job import RolloutJob
 
@@ -72,7 +71,9 @@ def rollout_job(config: Mapping[str, Any], kind: Kind) -> RolloutJob:
     manifest = {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {"name": job_name(str(trainer["experiment_name"]), kind)},
+        "metadata": {
+            "name": object_name(str(trainer["experiment_name"]), "-eval" if kind.validate else "-train", "verl")
+        },
         "spec": spec,
     }
     try:
@@ -82,11 +83,6 @@ def rollout_job(config: Mapping[str, Any], kind: Kind) -> RolloutJob:
     if problems:
         raise ManifestError(problems, CUSTOM)
     return job
-
-
-def job_name(experiment: str, kind: Kind) -> str:
-    slug = re.sub(r"[^a-z0-9]+", "-", experiment.lower()).strip("-")[:40].strip("-") or "verl"
-    return f"{slug}-{'eval' if kind.validate else 'train'}"
 
 
 def uses_verls_client(config: Mapping[str, Any]) -> bool:

@@ -120,6 +120,17 @@ def test_the_two_jobs_of_a_file_do_not_share_their_results(path: Path) -> None:
     assert names == ["my-run", "my-run-eval"]
 
 
+def test_jobs_of_long_names_do_not_share_their_results(path: Path) -> None:
+    names = set()
+    for name in ("x" * 60, "x" * 61):
+        converted(path, exp_name=name)
+        names |= {
+            convert_file(path, evaluation=evaluation)[1].manifest["metadata"]["name"] for evaluation in (False, True)
+        }
+    assert [len(name) for name in names] == [52] * 4
+    assert sum(name.endswith("-eval") for name in names) == 2
+
+
 @pytest.mark.parametrize(("evaluation", "other"), [(False, "val_env_manager"), (True, "train_env_manager")])
 def test_file_with_two_jobs_names_the_option_for_the_other(path: Path, evaluation: bool, other: str) -> None:
     _, notes = converted(path, evaluation=evaluation)
@@ -223,7 +234,7 @@ def test_key_to_which_others_refer_is_converted_as_if_nothing_referred_to_it(pat
         "action_sep",
         "max_actions_per_traj",
     )
-    values = {"action_sep": "||", "max_actions_per_traj": 4, "only_referred": 1}
+    values: dict[str, Any] = {"action_sep": "||", "max_actions_per_traj": 4, "only_referred": 1}
     plain, _ = converted(path, **values)
     referring, notes = converted(path, **values, others=[f"${{{key}}}" for key in (*read, "only_referred")])
     assert referring == plain
