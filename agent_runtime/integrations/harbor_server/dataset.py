@@ -16,6 +16,8 @@ from agent_runtime.export.whole_file import whole_file
 from agent_runtime.tasks import TaskProblem, TaskSourceError
 
 CONFIG, INSTRUCTION = "task.toml", "instruction.md"
+DATA_SOURCE, ABILITY = "harbor", "agent"
+"""Values of the columns `data_source` and `ability` unless the user sets them."""
 CACHE: Final = "~/.cache/verl/agentic/harbor"
 """Default of PR #83's `data.harbor_cache_dir`."""
 
@@ -38,7 +40,7 @@ def find_tasks(root: Path) -> list[Path]:
 
 
 def rows_of(
-    root: Path, *, split: str, data_source: str = "harbor", ability: str = "agent", limit: int | None = None
+    root: Path, *, split: str, data_source: str = DATA_SOURCE, ability: str = ABILITY, limit: int | None = None
 ) -> list[dict[str, Any]]:
     """Return a row for each task, at most `limit`, in order. Raises FileNotFoundError, TaskSourceError with all
     problems.
@@ -82,9 +84,11 @@ def rows_of(
     return rows
 
 
-def file_name(root: Path, split: str, limit: int | None) -> str:
-    """Return `<split>-<md5[:10]>.parquet`; the digest has the same inputs as in PR #83."""
+def file_name(root: Path, split: str, limit: int | None, data_source: str = DATA_SOURCE, ability: str = ABILITY) -> str:
+    """Return `<split>-<md5[:10]>.parquet`. The digest has the same inputs as in PR #83, and columns with other values."""
     signature = f"{root.resolve()}|split={split}|limit={limit}"
+    if (data_source, ability) != (DATA_SOURCE, ABILITY):
+        signature += f"|data_source={data_source}|ability={ability}"
     return f"{split}-{hashlib.md5(signature.encode(), usedforsecurity=False).hexdigest()[:10]}.parquet"
 
 
@@ -93,8 +97,8 @@ def write_dataset(
     *,
     split: str,
     cache_dir: Path,
-    data_source: str = "harbor",
-    ability: str = "agent",
+    data_source: str = DATA_SOURCE,
+    ability: str = ABILITY,
     limit: int | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -103,7 +107,7 @@ def write_dataset(
     Raises FileNotFoundError, TaskSourceError, PyarrowMissing.
     """
     root = root.expanduser().absolute()
-    file = cache_dir.expanduser() / file_name(root, split, limit)
+    file = cache_dir.expanduser() / file_name(root, split, limit, data_source, ability)
     if file.exists() and not overwrite and _newest(root) <= file.stat().st_mtime:
         return file
     rows = rows_of(root, split=split, data_source=data_source, ability=ability, limit=limit)
@@ -134,8 +138,8 @@ def harbor_files(config: Mapping[str, Any]) -> dict[str, list[str]]:
             Path(str(root)),
             split=split,
             cache_dir=Path(str(data.get("harbor_cache_dir") or CACHE)),
-            data_source=data.get("harbor_data_source") or "harbor",
-            ability=data.get("harbor_ability") or "agent",
+            data_source=data.get("harbor_data_source") or DATA_SOURCE,
+            ability=data.get("harbor_ability") or ABILITY,
             limit=None if limit is None else int(limit),
             overwrite=bool(data.get("harbor_overwrite")),
         )

@@ -86,6 +86,17 @@ def test_a_dataset_is_written_once_and_again_when_a_task_has_changed(tmp_path: P
     assert row["prompt"][0]["content"] == "Do more.\n"
 
 
+def test_dataset_of_another_data_source_or_ability_is_another_file(tmp_path: Path) -> None:
+    task(tmp_path / "tasks" / "one")
+    wanted = [("one", "agent"), ("two", "agent"), ("two", "code")]
+    files = [
+        write_dataset(tmp_path / "tasks", split="train", cache_dir=tmp_path, data_source=source, ability=ability)
+        for source, ability in wanted
+    ]
+    rows = [pq.read_table(file).to_pylist()[0] for file in files]
+    assert [(row["data_source"], row["ability"]) for row in rows] == wanted
+
+
 def test_command_and_trainer_keep_datasets_in_the_same_folder() -> None:
     assert Path(CACHE) == command.CACHE
 
