@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from agent_runtime.integrations.harbor_server.dataset import CONFIG
 from agent_runtime.integrations.harbor_server.environment import HARBORS, Environment, changed_sandbox, read_environment
 from agent_runtime.integrations.harbor_server.plan import without_provider
 from agent_runtime.integrations.harbor_server.settings import RemoteSettings, SettingsError
@@ -99,6 +100,8 @@ class HarborRows:
         template = None if self.settings is None else self.settings.task_path_template
         roots = roots_of(self.config, self.environ)
         folder = task_path(str(instance or ""), None if local is None else str(local), roots, template)
+        if not (folder / CONFIG).is_file():
+            raise NoTask(f"{folder} is not the folder of a task: it has no {CONFIG}; name the folder of one task")
         return self._of_server(folder) if self.on_server else self._read(folder)
 
     def _read(self, folder: Path) -> Task:

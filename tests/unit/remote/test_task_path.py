@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.integrations.harbor_server.rows import NoTask, roots_of, task_path
+from agent_runtime.integrations.harbor_server.rows import HarborRows, NoTask, roots_of, task_path
+from tests.support.harbor_tasks import write_folder
 
 
 def test_task_folder_is_searched_in_the_row_then_the_roots_then_the_template(tmp_path: Path) -> None:
@@ -31,3 +32,14 @@ def test_missing_task_folder_is_reported_with_the_searched_paths(tmp_path: Path)
 def test_a_dataset_cannot_name_a_folder_outside_of_the_roots(tmp_path: Path, instance: str) -> None:
     with pytest.raises(NoTask, match="is not inside"):
         task_path(instance, None, [tmp_path], "/{instance_id}")
+
+
+def test_row_that_names_a_folder_of_tasks_is_refused(tmp_path: Path) -> None:
+    for name in ("alpha", "beta"):
+        write_folder(tmp_path / "group" / name, {"task.toml": "", "instruction.md": "Work.", "tests/test.sh": ""})
+    rows = HarborRows({"data": {"train_harbor_dir": str(tmp_path)}}, {}, None)
+    with pytest.raises(NoTask, match=r"group is not the folder of a task: it has no task\.toml"):
+        rows.task({"instance_id": "group"})
+    task = rows.task({"instance_id": "group/beta"})
+    assert task is not None
+    assert task.name == "beta"
