@@ -91,14 +91,14 @@ def plan(
 ) -> Plan:
     """Return which runs to delete: those whose last write is longer ago, and those beyond the newest of their name.
 
-    Aborted runs do not count among the newest, so that the last run with results is kept. With both rules, only runs
-    that match both are deleted; without rules, none. An unfinished run with recent writes is never deleted.
+    Aborted runs and copies do not count among the newest, so that as many runs with results are kept. With both rules,
+    only runs that match both are deleted; without rules, none. An unfinished run with recent writes is never deleted.
     """
     newer: dict[str, int] = {}
     delete, keep, spared = [], [], []
     for run in sorted(runs, key=_age, reverse=True):
         rank = newer.get(run.name, 0)
-        newer[run.name] = rank + (not run.aborted)
+        newer[run.name] = rank + (not run.aborted and not run.is_copy)
         rules = []
         if older_than_seconds is not None:
             rules.append(now - run.last_write > older_than_seconds)

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,13 @@ async def test_copy_beside_its_run_is_deleted_first(
     await record.finish(0)
     decided = plan(await list_runs(folder), now=NOW, keep_newest=1)
     assert [each.folder for each in decided.keep] == [record.folder]
+
+
+def test_copy_of_the_newest_run_is_not_counted_as_one_of_the_newest() -> None:
+    newest, older = run("fix-2", days_old=2), run("fix-1", days_old=3)
+    copy = replace(newest, folder="backup", is_copy=True)
+    decided = plan([newest, copy, older], now=NOW, keep_newest=2)
+    assert {each.folder for each in decided.keep} >= {"fix-1", "fix-2"}
 
 
 async def test_run_that_is_being_resumed_is_not_deleted(
