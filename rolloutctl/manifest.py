@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rollout_api.manifest import ManifestError, explain, load_manifest, path_of
+from rollout_api.model import MODEL_SOURCES
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import TaskFormat, Tasks
 from rolloutctl.errors import MANIFEST_HELP, CommandError, did_you_mean
@@ -19,6 +20,9 @@ _NAME_COLUMNS: Final = {TaskFormat.SWE_BENCH: "instance_id", TaskFormat.R2E: "in
 
 _OPTIONS: Final = {"baseURL": "--model-url", "name": "--model-name", "env": "--api-key-env", "uri": "--output"}
 """Options by the last field of their place in a manifest."""
+
+_REPLACED: Final = {*MODEL_SOURCES, "adapter"}
+"""Fields of a model that the options replace."""
 
 
 def read_manifest(path: Path) -> RolloutJob:
@@ -122,7 +126,4 @@ def _model(model: dict[str, Any], url: str | None, name: str | None, key_env: st
             raise CommandError(
                 f"{option} is missing, and the manifest has no model.endpoint.{field}; give {option} too"
             )
-    kept: dict[str, Any] = {
-        field: model[field] for field in ("allowTextOnly", "maxPolicyLag", "onStale") if field in model
-    }
-    return {"endpoint": endpoint, **kept}
+    return {field: value for field, value in model.items() if field not in _REPLACED} | {"endpoint": endpoint}
