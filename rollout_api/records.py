@@ -396,6 +396,8 @@ class FailedRecord(ApiModel):
     """What failed, if it is unknown whether the policy caused it."""
     alone: bool = False
     """Whether the sandbox hosted no other attempt."""
+    usage: Usage = Usage()
+    """Tokens of the attempt."""
 
 
 class CommandVerdict(ApiModel):
@@ -552,6 +554,9 @@ class Result(ApiModel):
     turns: int = 0
     tool_calls: int = 0
     usage: Usage = Usage()
+    """Tokens of the sealed attempt."""
+    lost_usage: Usage = Usage()
+    """Tokens of the other attempts, which were lost to infrastructure."""
     branches: int = 1
     """Number of token sequences of this rollout: 1, plus 1 for each fork."""
     token_forks: int = 0

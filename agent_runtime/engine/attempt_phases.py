@@ -25,7 +25,7 @@ from agent_runtime.engine.attempt.grading import (
     store_artifacts,
 )
 from agent_runtime.engine.attempt.mcp import AttemptTools
-from agent_runtime.engine.attempt.results import build_result, first_record, last_record
+from agent_runtime.engine.attempt.results import build_result, first_record, last_record, usage_of
 from agent_runtime.engine.attempt.snapshots import Checkpoints, Keeping, Snapshots
 from agent_runtime.engine.attempt.steps import StepwiseAgent, steps_problem, verdict_of_steps
 from agent_runtime.engine.attempt.turns import Turns
@@ -511,6 +511,7 @@ class Attempt:
             counted=decision.counted,
             unexplained=decision.unexplained,
             alone=self._situation().alone,
+            usage=usage_of(self._all_records()),
         )
         await self._write(*self._plugins.take_record(), failure)
         await self._release_quietly()

@@ -13,9 +13,10 @@ from rollout_api.records import Outcome, PluginReport, Result
 _COUNTED: Final[Mapping[str, Callable[[Result], int]]] = {
     "turns": lambda result: result.turns,
     "toolCalls": lambda result: result.tool_calls,
-    "promptTokens": lambda result: result.usage.prompt_tokens,
-    "completionTokens": lambda result: result.usage.completion_tokens,
-    "cachedTokens": lambda result: result.usage.cached_tokens,
+    # Lost attempts are paid for too.
+    "promptTokens": lambda result: result.usage.prompt_tokens + result.lost_usage.prompt_tokens,
+    "completionTokens": lambda result: result.usage.completion_tokens + result.lost_usage.completion_tokens,
+    "cachedTokens": lambda result: result.usage.cached_tokens + result.lost_usage.cached_tokens,
     "failedAttempts": lambda result: len(result.failed_attempts),
     "tokenForks": lambda result: result.token_forks,
 }

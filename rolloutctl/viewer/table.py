@@ -51,7 +51,7 @@ def _seconds(part: str) -> Callable[[Line], Any]:
 
 
 def _usage(name: str) -> Callable[[Line], Any]:
-    return lambda line: line.get("usage", {}).get(name, 0)
+    return lambda line: sum(line.get(usage, {}).get(name, 0) for usage in ("usage", "lostUsage"))
 
 
 def _ended(line: Line) -> Any:
@@ -99,7 +99,7 @@ COLUMNS: Final = (
         "tokens",
         "number",
         lambda line: _usage("promptTokens")(line) + _usage("completionTokens")(line),
-        "Tokens of all prompts and answers.",
+        "Tokens of all prompts and answers, also of lost attempts.",
     ),
     Column("promptTokens", "number", _usage("promptTokens"), "Tokens of all prompts."),
     Column("completionTokens", "number", _usage("completionTokens"), "Tokens of all answers."),

@@ -83,12 +83,7 @@ def summarise(records: Sequence[Record], token_capture: str) -> dict[str, Any]:
         "program_trajectory": stop.program_trajectory if stop else None,
         "turns": len(responses),
         "tool_calls": sum(len(record.results) for record in observations),
-        "usage": Usage(
-            prompt_tokens=sum(r.usage.prompt_tokens for r in responses),
-            completion_tokens=sum(r.usage.completion_tokens for r in responses),
-            cached_tokens=sum(r.usage.cached_tokens for r in responses),
-            reasoning_tokens=sum(r.usage.reasoning_tokens for r in responses),
-        ),
+        "usage": usage_of(records),
         "branches": intents[-1].branch + 1 if intents else 1,
         "token_forks": token_forks(records),
         "policy_versions": in_order(span.version for r in responses for span in r.policy_spans if span.version),
@@ -97,6 +92,17 @@ def summarise(records: Sequence[Record], token_capture: str) -> dict[str, Any]:
         "started": attempts[0].time - attempts[0].boot_seconds if attempts else None,
         "branched_from": branch_of(records),
     }
+
+
+def usage_of(records: Sequence[Record]) -> Usage:
+    """Return the tokens of an attempt, without the turns that a branch copied."""
+    copied = copied_turn(records)
+    return _sum(record.usage for record in records if isinstance(record, ResponseRecord) and record.turn > copied)
+
+
+def _sum(usages: Iterable[Usage]) -> Usage:
+    listed = list(usages)
+    return Usage(**{field: sum(getattr(usage, field) for usage in listed) for field in Usage.model_fields})
 
 
 def build_result(
@@ -144,6 +150,8 @@ def build_result(
             AttemptSummary(attempt=number, reason=failure.reason, message=failure.message)
             for number, failure in failures
         ],
+        # The sealed attempt may be a lost one: the last of a rollout that stays without a result.
+        lost_usage=_sum(failure.usage for number, failure in failures if number != attempt),
         seconds=attempt_seconds(records, ended=now, verifier=verifier_seconds),
         ended=now,
         batch=rollout.batch,

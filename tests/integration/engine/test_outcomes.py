@@ -196,6 +196,14 @@ async def test_rollouts_that_lose_a_shared_sandbox_twice_are_not_blamed_for_it(t
     ran = await run(a_job(tmp_path, group_size=4), tmp_path, **failing("run", lost, "SandboxLost"))
     assert ran.outcomes == [("Completed", "Finished", 1.0)] * 4
     assert [r["attempt"] for r in ran.results] == [1, 1, 2, 1]
+    # The first attempt was lost after one answer, and the sealed one has two; all of them are counted.
+    assert [(r["usage"]["promptTokens"], r["lostUsage"]["promptTokens"]) for r in ran.results] == [
+        (2, 1),
+        (2, 1),
+        (2, 2),
+        (2, 1),
+    ]
+    assert ran.summary.stats["promptTokens"] == 13
 
 
 async def test_a_policy_that_kills_its_sandbox_between_its_tool_calls_is_not_masked(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ async def test_every_field_of_every_result_is_in_the_file(tmp_path: Path) -> Non
     assert await write_rollouts(run, tmp_path / "run.parquet") == len(ROLLOUTS)
     for row, result in zip(pq.read_table(tmp_path / "run.parquet").to_pylist(), run.results(), strict=True):
         row.pop("conversations")
-        texts = {"failedAttempts", "rewards", "usage", "sandbox", "seconds", "plugins", "toolTracebacks"}
+        texts = {"failedAttempts", "rewards", "usage", "lostUsage", "sandbox", "seconds", "plugins", "toolTracebacks"}
         read = {name: json.loads(cell) if name in texts else cell for name, cell in row.items()}
         assert Result.model_validate(read) == result
 
