@@ -48,8 +48,10 @@ class Packer:
             yield compress(bytes(pending))
 
 
-async def unpacked(key: str, packed: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:
-    """Yield the tar of `size` bytes in pieces. Raises RecordCorrupt if it is damaged or incomplete."""
+async def unpacked(key: str, packed: AsyncIterator[bytes], size: int | None) -> AsyncIterator[bytes]:
+    """Yield the tar of `size` bytes in pieces; None if the size is unknown. Raises RecordCorrupt if it is damaged or
+    incomplete.
+    """
     frame = zstandard.ZstdDecompressor().decompressobj()
     found, whole = 0, True
     async for chunk in packed:
@@ -65,8 +67,8 @@ async def unpacked(key: str, packed: AsyncIterator[bytes], size: int) -> AsyncIt
             chunk = frame.unused_data if whole else b""
             if whole:
                 frame = zstandard.ZstdDecompressor().decompressobj()
-    if found != size or not whole:
-        raise RecordCorrupt(key, f"{found} bytes unpacked, but {size} were stored")
+    if found != (found if size is None else size) or not whole:
+        raise RecordCorrupt(key, f"{found} bytes unpacked, but {'more' if size is None else size} were stored")
 
 
 @contextlib.asynccontextmanager

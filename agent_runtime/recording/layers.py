@@ -89,14 +89,28 @@ class Layers:
 
     async def load(self, layer: Layer) -> AsyncIterator[bytes]:
         """Yield the tar in pieces. Raises RecordCorrupt if it is damaged or missing, StorageError."""
-        key, digest = key_of(layer.digest), hashlib.sha256()
         if not await self.has(layer):
-            raise RecordCorrupt(key, "it is missing, but a snapshot needs it")
+            raise RecordCorrupt(key_of(layer.digest), "it is missing, but a snapshot needs it")
+        async for piece in self._read(layer.digest, layer.bytes):
+            yield piece
+
+    async def stored(self) -> list[str]:
+        """Return the digests of all layers of the output."""
+        keys = [meta.key for meta in await self._output.list(FOLDER)]
+        return [key.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX) for key in keys if key.endswith(SUFFIX)]
+
+    async def check(self, digest: str) -> None:
+        """Read a stored layer. Raises RecordCorrupt if it is damaged, StorageError."""
+        async for _ in self._read(digest, None):
+            pass
+
+    async def _read(self, name: str, size: int | None) -> AsyncIterator[bytes]:
+        key, digest = key_of(name), hashlib.sha256()
         try:
-            async for piece in unpacked(key, self._downloads.stream(key), layer.bytes):
+            async for piece in unpacked(key, self._downloads.stream(key), size):
                 digest.update(piece)
                 yield piece
-            if digest.hexdigest() != layer.digest:
+            if digest.hexdigest() != name:
                 raise RecordCorrupt(key, "its content does not match its name")
         except RecordCorrupt:
             self._downloads.forget(key)

@@ -99,26 +99,33 @@ async def gc(
 
 @app.command(epilog=EXIT_CODES)
 async def verify(where: WhereArgument = DEFAULT_OUTPUT, form: FormOption = Form.TEXT) -> None:
-    """Read all layers and compare them with their digests. A damaged one is made again by the run that needs it."""
+    """Read all layers and compare them with their digests. The run that needs a damaged one of a step makes it again."""
     store = await _store(where)
     steps = await stored_steps(store)
-    problems = await _problems(store, steps)
+    layers = Layers(store, store)
+    snapshots = sorted({*await layers.stored()} - {step.entry.layer.digest for step in steps})
+    problems = await _problems(layers, steps, snapshots)
     if form is Form.JSON:
-        answer_json({"steps": len(steps), "problems": problems})
+        answer_json({"steps": len(steps), "snapshots": len(snapshots), "problems": problems})
     else:
         for problem in problems:
             say(problem)
-        say(f"{len(steps)} steps, {len(problems)} damaged.")
+        say(f"{len(steps)} steps, {len(snapshots)} layers of snapshots, {len(problems)} damaged.")
     if problems:
         raise typer.Exit(Exit.FAILED)
 
 
-async def _problems(store: Store, steps: Sequence[StoredStep]) -> list[str]:
-    layers, found = Layers(store, store), []
+async def _problems(layers: Layers, steps: Sequence[StoredStep], snapshots: Sequence[str]) -> list[str]:
+    found = []
     for step in {step.entry.layer.digest: step for step in steps}.values():
         try:
             async for _ in layers.load(step.entry.layer):
                 pass
         except (RecordCorrupt, StorageError) as error:
             found.append(f"{step.entry.step}: {error}")
+    for digest in snapshots:
+        try:
+            await layers.check(digest)
+        except (RecordCorrupt, StorageError) as error:
+            found.append(f"snapshot: {error}")
     return found

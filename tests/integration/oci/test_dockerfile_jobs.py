@@ -125,7 +125,7 @@ def test_stored_steps_are_listed_checked_and_deleted(tmp_path: Path, base: str) 
     write_job(tmp_path, base, task("kept", "FROM base\nRUN echo kept > /made\n"))
     run(tmp_path, "run", "job.yaml")
     assert "RUN echo kept > /made" in run(tmp_path, "layers", "ls", "out")
-    assert "1 steps, 0 damaged" in run(tmp_path, "layers", "verify", "out")
+    assert "1 steps, 0 layers of snapshots, 0 damaged" in run(tmp_path, "layers", "verify", "out")
     (layer,) = (tmp_path / "out/layers").glob("*.zst")
     layer.write_bytes(layer.read_bytes()[:-5])
     assert "RUN echo kept > /made: " in run(tmp_path, "layers", "verify", "out", code=1)
@@ -135,7 +135,7 @@ def test_stored_steps_are_listed_checked_and_deleted(tmp_path: Path, base: str) 
     assert "1 steps and 0 layers deleted" in run(tmp_path, "layers", "gc", "out", "--most-gb", "0", "--delete")
     assert json.loads(run(tmp_path, "layers", "ls", "out", "-o", "json")) == []
     run(tmp_path, "run", "job.yaml", "--new")
-    assert "1 steps, 0 damaged" in run(tmp_path, "layers", "verify", "out")
+    assert "1 steps, 0 layers of snapshots, 0 damaged" in run(tmp_path, "layers", "verify", "out")
 
 
 def test_damaged_layers_are_all_made_again_within_one_attempt(tmp_path: Path, base: str) -> None:

@@ -114,3 +114,16 @@ async def test_an_old_layer_that_is_kept_again_is_new_again(folder: Store, tmp_p
     os.utime(path, (old, old))
     await layers.keep(pieces(b"x"), 100)
     assert path.stat().st_mtime > old + 60
+
+
+async def test_damaged_layer_of_unknown_size_is_reported(memory: Store) -> None:
+    layers = Layers(memory, memory.below("run"))
+    kept = [(await layers.keep(pieces(data), 10**4)).digest for data in (b"a" * 99, b"b" * 99, b"c" * 99)]
+    cut = await memory.get(key_of(kept[1])) or b""
+    await memory.put(key_of(kept[1]), cut[:-3])
+    await memory.put(key_of(kept[2]), cut)
+    assert sorted(await layers.stored()) == sorted(kept)
+    await layers.check(kept[0])
+    for damaged, message in ((kept[1], "but more were stored"), (kept[2], "does not match its name")):
+        with pytest.raises(RecordCorrupt, match=message):
+            await layers.check(damaged)
