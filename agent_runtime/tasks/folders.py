@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import obstore
+import yaml
 from pydantic import ValidationError
 
 from agent_runtime.extensions import described
@@ -336,10 +337,16 @@ def _too_large(size: int) -> str:
 
 
 def _columns(form: FolderFormat, folder: Folder, notes: Notes) -> Mapping[str, Any]:
-    return {"name": folder.name} if form.marker in folder.unusable else form.columns(folder, notes)
+    name = {"name": folder.name}
+    try:
+        return name if form.marker in folder.unusable else form.columns(folder, notes)
+    except TaskSourceError:
+        raise
+    except _ODD:
+        return name  # the problem is reported if the folder is selected
 
 
-_ODD = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+_ODD = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError, yaml.YAMLError)
 """What reading a value of an unexpected type raises, also in the libraries that parse TOML and YAML."""
 
 

@@ -69,11 +69,7 @@ def parse_config(folder: Folder, notes: Notes) -> Config | None:
 
 
 def _columns(folder: Folder, notes: Notes) -> Mapping[str, Any]:
-    try:
-        metadata = tomllib.loads(folder.text(CONFIG)).get("metadata", {})
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        metadata = {}  # reported when a task is selected
-    return {**metadata, "name": folder.name}
+    return {**tomllib.loads(folder.text(CONFIG)).get("metadata", {}), "name": folder.name}
 
 
 def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:

@@ -61,11 +61,7 @@ def _config(folder: Folder, notes: Notes) -> Mapping[str, Any] | None:
 
 
 def _columns(folder: Folder, notes: Notes) -> Mapping[str, Any]:
-    try:
-        config = yaml.safe_load(folder.text(CONFIG))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        config = None  # reported when a task is selected
-    return {**(config if isinstance(config, dict) else {}), "name": folder.name}
+    return {**yaml.safe_load(folder.text(CONFIG)), "name": folder.name}
 
 
 def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:

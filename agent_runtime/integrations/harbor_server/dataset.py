@@ -60,6 +60,9 @@ def rows_of(
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             problems.append(TaskProblem(str(folder), None, f"cannot be read: {error}"))
             continue
+        if not isinstance(metadata, dict):
+            problems.append(TaskProblem(str(folder), None, f"{CONFIG}: metadata is {metadata!r:.60}, expected a table"))
+            continue
         rows.append(
             {
                 "data_source": data_source,

@@ -128,11 +128,13 @@ def test_every_invalid_task_is_reported(tmp_path: Path) -> None:
     task(tmp_path / "x" / "same")
     task(tmp_path / "y" / "same")
     task(tmp_path / "broken", metadata="difficulty =")
+    (task(tmp_path / "odd") / "task.toml").write_text("metadata = 3\n")
 
     with pytest.raises(TaskSourceError) as refused:
         rows_of(tmp_path, split="train")
 
-    assert len(refused.value.problems) == 2
+    assert len(refused.value.problems) == 3
+    assert "odd: task.toml: metadata is 3, expected a table" in str(refused.value)
     assert "instance_id must be unique" in str(refused.value)
 
 

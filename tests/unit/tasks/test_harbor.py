@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -347,10 +348,14 @@ def test_step_without_tests_uses_those_of_the_task(tmp_path: Path) -> None:
         "[metadata]\ntags = 0\n",
         "steps = [[1]]\n",
         "environment = [1]\n",
+        "metadata = 3\n",
         "x = " + "[" * 5000,
     ],
 )
-def test_a_folder_with_odd_values_is_left_out_like_any_other(tmp_path: Path, config: str) -> None:
+@pytest.mark.parametrize("wanted", [{}, {"filter": {"difficulty": ["easy"]}}], ids=["all", "filtered"])
+def test_a_folder_with_odd_values_is_left_out_like_any_other(
+    tmp_path: Path, config: str, wanted: dict[str, Any]
+) -> None:
     hello_world(tmp_path / "tasks" / "good")
     (hello_world(tmp_path / "tasks" / "odd") / "task.toml").write_text(config)
-    assert [task.name for task in load(tmp_path, skipUnusable=True).tasks] == ["good"]
+    assert [task.name for task in load(tmp_path, skipUnusable=True, **wanted).tasks] == ["good"]
