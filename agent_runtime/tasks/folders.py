@@ -336,6 +336,14 @@ def _too_large(size: int) -> str:
     return f"has {size} bytes; the limit is {FILE_BYTES}; put it into the task's image"
 
 
+def tags_of(described: Mapping[str, Any]) -> list[str]:
+    """Return the tags of a task from `tags` of its description, a list or one text, and `category` and `difficulty`."""
+    tags = described.get("tags")
+    listed = [tags] if isinstance(tags, str) else [] if tags is None else list(tags)
+    values = [*listed, described.get("category"), described.get("difficulty")]
+    return [str(value) for value in values if isinstance(value, str | int | float) and value != ""]
+
+
 def _columns(form: FolderFormat, folder: Folder, notes: Notes) -> Mapping[str, Any]:
     name = {"name": folder.name}
     try:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from agent_runtime.tasks.compose import Compose, ComposeReader
-from agent_runtime.tasks.folders import Folder, FolderFormat, Notes, variable_missing
+from agent_runtime.tasks.folders import Folder, FolderFormat, Notes, tags_of, variable_missing
 from agent_runtime.tasks.harbor_keys import handling_of, leaves, line_of
 from agent_runtime.tasks.images import built_image, dockerfile_facts, job_dockerfile
 from agent_runtime.tasks.place import SourcePlace
@@ -108,7 +108,6 @@ class _Reader:
         if steps:
             own = [self.seconds(f"steps.{n}.agent.timeout_sec") or agent_seconds for n in range(len(steps))]
             agent_seconds = min(sum(own), NO_AGENT_LIMIT)
-        metadata = self.table("metadata")
         sandbox = self.sandbox(compose)
         dockerfile = self.job_dockerfile("environment", "environment", compose.dockerfile)
         solution, solution_files = self.solution("solution") if not steps else ([], [])
@@ -143,8 +142,7 @@ class _Reader:
             ),
             sandbox=sandbox,
             dockerfile=dockerfile,
-            tags=[tag for tag in metadata.get("tags", []) if isinstance(tag, str)]
-            + [str(metadata[key]) for key in ("category", "difficulty") if isinstance(metadata.get(key), str)],
+            tags=tags_of(self.table("metadata")),
             steps=steps,
             step_reward=StepReward.FINAL
             if self.config.get("multi_step_reward_strategy") == "final"

@@ -12,7 +12,7 @@ from typing import Any, Final
 import yaml
 
 from agent_runtime.tasks.compose import ComposeReader
-from agent_runtime.tasks.folders import Folder, FolderFormat, Notes
+from agent_runtime.tasks.folders import Folder, FolderFormat, Notes, tags_of
 from agent_runtime.tasks.images import built_image, dockerfile_facts, job_dockerfile
 from agent_runtime.tasks.place import SourcePlace
 from rollout_api.files import TaskFile
@@ -137,10 +137,7 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
             env=compose.env,
             network=Network(setup="Public", agent="Public", verifier="Public"),
         ),
-        tags=[
-            *map(str, config.get("tags") or []),
-            *(str(config[k]) for k in ("category", "difficulty") if k in config),
-        ],
+        tags=tags_of(config),
     )
 
 

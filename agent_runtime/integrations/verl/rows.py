@@ -66,7 +66,9 @@ def read_row(fields: Mapping[str, Any], harbor: HarborRows | None = None) -> Row
         return Row(uid, task, None, _plain(fields.get("tools_kwargs")) or {})
     system, prompt = _prompt(_plain(fields["raw_prompt"]), place)
     wire = _task_fields(extra.get("task"), place)
-    wire |= {"prompt": prompt, "tags": [*(wire.get("tags") or []), uid]}
+    tags = wire.get("tags") or []
+    # Tags that are not a list stay as they are: the check of the task refuses them.
+    wire |= {"prompt": prompt, "tags": [*tags, uid] if isinstance(tags, list) else tags}
     wire.setdefault("name", _name(fields))
     try:
         task = validate(Task, wire)

@@ -1,10 +1,12 @@
 """Reading task folders of Terminal-bench 1."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_runtime.tasks import LoadedTasks, TaskSourceError, load_tasks
+from agent_runtime.tasks.folders import tags_of
 from rollout_api.tasks import Tasks, VerifierMode
 from tests.support.harbor_tasks import terminal_bench
 
@@ -26,6 +28,19 @@ def test_a_folder_is_a_task_with_its_limits_and_hidden_tests(tmp_path: Path) -> 
     assert [variable.name for variable in task.sandbox.env] == ["TEST_DIR", "GREETING"]
     assert task.sandbox.image is not None
     assert task.sandbox.image.startswith("r/hello:")
+
+
+@pytest.mark.parametrize(
+    ("described", "tags"),
+    [
+        ({"tags": ["a", 1], "category": "c", "difficulty": "easy"}, ["a", "1", "c", "easy"]),
+        ({"tags": "math", "category": None}, ["math"]),
+        ({"tags": None, "difficulty": ""}, []),
+    ],
+    ids=["list", "text", "empty"],
+)
+def test_tags_of_a_description_are_texts(described: dict[str, Any], tags: list[str]) -> None:
+    assert tags_of(described) == tags
 
 
 def test_unsupported_part_is_reported(tmp_path: Path) -> None:

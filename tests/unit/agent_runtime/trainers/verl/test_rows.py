@@ -63,6 +63,7 @@ def test_the_system_message_is_kept_apart_for_the_agent() -> None:
         ),
         ({"raw_prompt": [{"role": "user", "content": [{"type": "image"}]}]}, ["row 3 of files", "not text"]),
         ({"extra_info": {"task": "{"}}, ["row 3 of files", "extra_info.task", "not JSON"]),
+        ({"extra_info": {"task": {"tags": "math"}}}, ["row 3 of files", 'tags: is the text "math", expected a list']),
         ({"extra_info": {"task": {"verifer": {}}}}, ["row 3 of files", "extra_info.task", "verifer", "verifier"]),
     ],
 )
