@@ -63,7 +63,8 @@ def convert(source: Source) -> Conversion:
     tasks = [_task(Keys(e, f"environments[{n}]", notes), timeouts, source) for n, e in enumerate(environments)]
     model, sampling = _model(keys, source.llm)
     group_size, stops = _episodes(keys.below("episode_control_config"))
-    plugins = (stops or [{"name": "PerformanceStop"}]) + _PLUGINS if rollouts.take("enable_plugins", True) else stops
+    enabled = rollouts.take("enable_plugins", True)
+    plugins = (stops or [{"name": "PerformanceStop"}]) + _PLUGINS if enabled else stops
     spec: dict[str, Any] = {
         "mode": "Eval",
         "groupSize": group_size,
@@ -78,7 +79,9 @@ def convert(source: Source) -> Conversion:
     if template := keys.take("template_prompt", ""):
         spec["agent"]["systemPrompt"] = template
     modules: list[str] = keys.take("plugins", [])
-    if modules:
+    if modules and not enabled:
+        keys.note("plugins", "are not loaded, because rollout_config.enable_plugins is false")
+    elif modules:
         plugins = [*plugins, {"name": "RealWork", "config": {"modules": modules}}]
         keys.note(
             "plugins",

@@ -211,8 +211,10 @@ def test_converted_job_has_no_plugins_when_they_are_disabled(folder: Path) -> No
     values = copy.deepcopy(WHOLE)
     values["rollout_config"]["enable_plugins"] = False
     values["episode_control_config"]["stop_on_success"] = False
-    values["plugins"] = []
-    assert converted(folder, values)[0].spec.plugins == []
+    assert values["plugins"]
+    job, conversion = converted(folder, values)
+    assert job.spec.plugins == []
+    assert "plugins: are not loaded, because rollout_config.enable_plugins is false" in map(str, conversion.notes)
 
 
 JSON = st.recursive(
