@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, PreconditionError
 
 from agent_runtime.recording.remote_objects import SCHEMES, remote_objects
 from agent_runtime.recording.store import first_line
@@ -83,6 +83,9 @@ class SourcePlace:
             where = "" if error.filename in (None, str(self.local_path)) else f"{error.filename}: "
             kind = TaskSourceUnavailable if "NoSuchBucket" in str(error) else TaskSourceError
             raise self.unreadable(where + (error.strerror or str(error)), kind) from error
+        except PreconditionError as error:
+            reason = "it was replaced while it was read; run the same command again"
+            raise self.unreadable(reason, TaskSourceUnavailable) from error
         except (BaseError, ValueError) as error:
             kind = TaskSourceUnavailable if isinstance(error, BaseError) else TaskSourceError
             raise self.unreadable(first_line(error), kind) from error
@@ -108,11 +111,15 @@ class SourcePlace:
 
 
 class _Remote(io.RawIOBase):
-    """An object as a file. Each read is one request for its bytes only: Parquet is read in small, distant pieces."""
+    """An object as a file. Each read is one request for its bytes only: Parquet is read in small, distant pieces.
+
+    All of them are of the same version. A read raises PreconditionError after the object was replaced.
+    """
 
     def __init__(self, store: Any, name: str) -> None:
         self._store, self._name, self._position = store, name, 0
-        self._size = int(obstore.head(store, name)["size"])
+        meta = obstore.head(store, name)
+        self._size, self._version = int(meta["size"]), meta["e_tag"]
 
     def readable(self) -> bool:
         return True
@@ -128,7 +135,8 @@ class _Remote(io.RawIOBase):
         end = min(self._size, self._position + len(buffer))
         if end <= self._position:
             return 0
-        found = bytes(obstore.get_range(self._store, self._name, start=self._position, end=end))
+        wanted: obstore.GetOptions = {"range": (self._position, end), "if_match": self._version}
+        found = bytes(obstore.get(self._store, self._name, options=wanted).bytes())
         buffer[: len(found)] = found
         self._position += len(found)
         return len(found)

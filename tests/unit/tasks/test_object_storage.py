@@ -17,7 +17,7 @@ from obstore.store import S3Store
 from agent_runtime.engine.branching.sources import find_origins
 from agent_runtime.runner.shard_run import ending_of
 from agent_runtime.runner.supervisor import Exit
-from agent_runtime.tasks import TaskSourceError, TaskSourceUnavailable, folders, load_tasks
+from agent_runtime.tasks import TaskSourceError, TaskSourceUnavailable, folders, load_tasks, place
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Tasks
 from tests.support.harbor_tasks import hello_world
@@ -76,16 +76,38 @@ def test_parquet_is_read_from_object_storage(s3: S3, tmp_path: Path) -> None:
 def test_only_the_columns_of_parquet_that_are_needed_are_fetched(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetched, get_range = list[int](), obstore.get_range
+    fetched, get = list[int](), obstore.get
 
-    def counted(store: Any, name: str, *, start: int, end: int) -> Any:
+    def counted(store: Any, name: str, *, options: Any) -> Any:
+        start, end = options["range"]
         fetched.append(end - start)
-        return get_range(store, name, start=start, end=end)
+        return get(store, name, options=options)
 
-    monkeypatch.setattr(obstore, "get_range", counted)
+    monkeypatch.setattr(obstore, "get", counted)
     tasks = Tasks.model_validate({"from": {"uri": s3.uri("data/wide.parquet"), "columns": {"prompt": "prompt"}}})
     assert len(load_tasks(tasks, tmp_path, s3.environ()).tasks) == 100
     assert 0 < sum(fetched) < 200_000  # of 2 MB
+
+
+def test_object_that_is_replaced_while_it_is_read_gives_no_mixture(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, get = store_of(s3), obstore.get
+    old, new = (b'{"name": "t", "prompt": "%s"}\n' % (text * 100) for text in (b"old", b"new"))
+    obstore.put(store, "data/replaced.jsonl", old)
+
+    def replacing(store: Any, name: str, *, options: Any) -> Any:
+        found = get(store, name, options=options)
+        obstore.put(store, name, new)
+        return found
+
+    monkeypatch.setattr(obstore, "get", replacing)
+    monkeypatch.setattr(place, "CHUNK_BYTES", 100)
+    with pytest.raises(TaskSourceUnavailable, match="replaced while it was read"):
+        load_tasks(source(s3.uri("data/replaced.jsonl")), tmp_path, s3.environ())
+    monkeypatch.undo()
+    (task,) = load_tasks(source(s3.uri("data/replaced.jsonl")), tmp_path, s3.environ()).tasks
+    assert task.prompt == "new" * 100
 
 
 def test_missing_object_and_wrong_key_are_reported_with_the_uri(s3: S3, tmp_path: Path) -> None:
