@@ -203,7 +203,7 @@ def test_two_runs_are_compared_by_task(finished: Shell, tmp_path: Path) -> None:
     assert shell("run", "job.yaml", "--task", "fix-add").returncode == 0
     answer = shell("diff", str(finished.folder / "out"), "smaller")
     assert answer.returncode == 0, answer.stderr
-    assert "1 tasks in both runs: 1 better, 0 worse, 0 equal." in answer.stdout
+    assert "1 task in both runs: 1 better, 0 worse, 0 equal." in answer.stdout
     assert "Mean reward 0.667 → 1: +0.333" in answer.stdout
     assert "spec.groupSize: 3 → 2" in answer.stdout
     found = json.loads(shell("diff", str(finished.folder / "out"), "smaller", "-o", "json").stdout)
