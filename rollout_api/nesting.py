@@ -13,14 +13,31 @@ _TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]|[^][{}"]+', re.DOTALL)
 
 
 def read_json(data: bytes) -> Any:
-    """Parse JSON from an API server, which stores tenants' objects at any depth.
+    """Parse JSON that tenants or models wrote: any depth, and numbers of any length. Raises ValueError if it is no JSON.
 
-    If Python's parser exceeds its recursion limit, everything below 2 × DEEPEST levels is read as null.
+    If Python's parser exceeds its recursion limit, everything below 2 × DEEPEST levels is read as null. If a number has
+    more digits than Python converts, it is read as text.
     """
     try:
-        return json.loads(data)
+        return _loads(data)
     except RecursionError:
-        return json.loads(_without_depths(data, 2 * DEEPEST))
+        return _loads(_without_depths(data, 2 * DEEPEST))
+
+
+def _loads(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # from int()
+        return json.loads(data, parse_int=_number)
+
+
+def _number(digits: str) -> int | str:
+    try:
+        return int(digits)
+    except ValueError:
+        return digits
 
 
 def _without_depths(data: bytes, most: int) -> bytes:

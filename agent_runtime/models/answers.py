@@ -3,10 +3,11 @@ may refuse its own answer in a later conversation.
 """
 
 import asyncio
+import contextlib
 import json
 import math
 import operator
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,11 +44,31 @@ async def answered(call: Awaitable[ModelReply]) -> ModelReply:
     else, or returns a reply that no record can hold, has failed (ModelFailed).
     """
     try:
-        return storable(await call)
+        reply = await call
     except (ModelError, ContextExceeded, ContentFiltered):
         raise
     except Exception as error:
         raise ModelError("ModelFailed", f"the model raised {type(error).__name__}: {error}") from error
+    with arrived("ModelFailed", "the model's answer cannot be recorded"):
+        return storable(reply)
+
+
+@contextlib.contextmanager
+def arrived(reason: str, what: str) -> Iterator[None]:
+    """Mark the failure to read an answer that has arrived: the policy wrote that answer, so it is never asked for again,
+    and a failure in reading it does not mask the rollout. An error that is no ModelError becomes one with `reason`.
+    """
+    try:
+        yield
+    except ModelError as error:
+        error.after_tokens = True
+        raise
+    except (ContextExceeded, ContentFiltered):
+        raise
+    except Exception as error:
+        failure = ModelError(reason, f"{what}: {type(error).__name__}: {error}")
+        failure.after_tokens = True
+        raise failure from error
 
 
 async def repeated(
@@ -57,7 +78,7 @@ async def repeated(
     at most three times: one failure is no evidence against the request, which the policy wrote.
     """
     now, health = asyncio.get_running_loop().time, request.health
-    began, lost_before = now(), health.lost_seconds
+    began, lost_before, held_before = now(), health.lost_seconds, health.held_seconds
     asked, has_said = heard(request)
     for pause in (*REPEAT_PAUSES, None):
         try:
@@ -67,7 +88,8 @@ async def repeated(
                 raise
             health.note(f"{error.reason}: {error.message}")
             await asyncio.sleep(pause)
-            health.lost_seconds = lost_before + now() - began
+            # Time on hold is counted for itself.
+            health.lost_seconds = lost_before + now() - began - (health.held_seconds - held_before)
         else:
             break
     if health.failing is not None:

@@ -164,7 +164,9 @@ class ModelError(Exception):
     answers_others = False
     """The model answered another request right afterwards, so the request itself may be the cause."""
     after_tokens = False
-    """The policy had begun its answer: tokens had arrived, or a short answer to the same request arrived in time."""
+    """The policy had begun its answer: tokens had arrived, or a whole answer that cannot be read, or a short answer to the
+    same request arrived in time.
+    """
     request: ModelRequest | None = None
     """The request at which the model failed, where it is known."""
 

@@ -17,9 +17,10 @@ from yarl import URL
 
 from agent_runtime.models.answers import whole
 from agent_runtime.models.base import RATE_LIMITED, CallHealth, ModelConfigError, ModelError
-from agent_runtime.models.refusals import error_text, final_refusal, refusal
+from agent_runtime.models.refusals import error_text, final_refusal, is_error, refusal, status_of_error
 from agent_runtime.models.retries import is_transient, retry_delay
 from rollout_api.cluster import POLICY_VERSION_HEADER, SERVER_NOT_READY
+from rollout_api.nesting import read_json
 
 CONNECT_SECONDS = 30.0
 """Time limit for connecting, so that a dropped SYN does not use up the whole deadline."""
@@ -134,9 +135,9 @@ class JsonClient:
                     content = line.removeprefix(b"data:").strip()
                     if content == b"[DONE]":
                         return
-                    event = json.loads(content)
+                    event = read_json(content)
                     if is_error(event):
-                        self._raise_for(Answer(_error_status(event, 400), event))
+                        self._raise_for(Answer(status_of_error(event, 400), event))
                         raise StreamBroken(f"{self.base_url} ended its stream with {error_text(event)[1]}")
                     yield event
         except ValueError as error:
@@ -225,7 +226,7 @@ class JsonClient:
                 self._check_policy(salt, response)
                 received = await receive(response)
                 if isinstance(received, Answer) and is_error(received.payload):
-                    return Answer(_error_status(received.payload, 502), received.payload)
+                    return Answer(status_of_error(received.payload, 502), received.payload)
                 return received
             words = await self._content(response)
             for key in self._keys:  # some servers repeat the key that they refuse, and messages are recorded
@@ -315,27 +316,13 @@ async def _unread(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
     return response
 
 
-def is_error(payload: Any) -> bool:
-    """Whether a successful response, or an event of a stream, is an error: gateways answer so when the server behind
-    them fails.
-    """
-    return isinstance(payload, Mapping) and bool(payload.get("error"))
-
-
-def _error_status(payload: Mapping[str, Any], other: int) -> int:
-    """Return the status of an error without one; vLLM and OpenRouter send it as the error's code."""
-    inner = payload["error"]
-    code = inner.get("code") if isinstance(inner, Mapping) else None
-    return code if isinstance(code, int) and 400 <= code < 600 else other
-
-
 def _decoded(status: int, raw: bytes, headers: Mapping[str, str]) -> Answer:
     try:
-        payload = json.loads(raw)
+        payload = read_json(raw)
         # An escaped half of a surrogate pair, such as an emoji cut off by a token limit, cannot be recorded or sent
         # again.
         if b"\\ud" in raw or b"\\uD" in raw:
             payload = whole(payload)
         return Answer(status, payload, headers)
-    except (ValueError, RecursionError):
+    except ValueError:
         return Answer(status, raw[:4096].decode(errors="replace"), headers)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
 
@@ -44,6 +44,34 @@ def error_text(payload: Any) -> tuple[set[str], str]:
     if isinstance(nested, Mapping) and nested.get("code"):
         codes.add(str(nested["code"]).lower())
     return codes, str(inner.get("message") or inner.get("detail") or dict(inner))
+
+
+STATUSES: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("invalid_api_key", "authentication_error", "permission_error"), 401),
+    **dict.fromkeys(("model_not_found", "not_found_error"), 404),
+    **dict.fromkeys(("rate_limit_exceeded", "rate_limit_error"), 429),
+    **dict.fromkeys(("overloaded_error", "api_error", "server_error"), 503),
+}
+"""Statuses that the codes and types of errors of OpenAI and Anthropic usually come with."""
+
+
+def is_error(payload: Any) -> bool:
+    """Whether a response with a status of success, or an event of a stream, is an error: gateways answer so when the
+    server behind them fails.
+    """
+    return isinstance(payload, Mapping) and bool(payload.get("error"))
+
+
+def status_of_error(payload: Mapping[str, Any], other: int) -> int:
+    """Return the status that such an error would have: of its words or its code (vLLM and OpenRouter send a status as
+    code), or else `other`.
+    """
+    if refusal(400, payload) is not None:
+        return 400
+    codes = error_text(payload)[0]
+    numbers = (int(code) for code in codes if code.isdecimal() and len(code) == 3 and code >= "400")
+    known = (STATUSES[code] for code in codes if code in STATUSES)
+    return next(numbers, None) or next(known, other)
 
 
 def refusal(status: int, payload: Any) -> ContextExceeded | ContentFiltered | None:

@@ -164,7 +164,7 @@ class ModelCalls:
         except ModelError as error:
             error.request = request
             raise
-        self._clock.exclude(began, began + health.lost_seconds)
+        self._clock.exclude(began, began + health.lost_seconds + health.held_seconds)
         return reply, time.perf_counter() - started - health.lost_seconds - health.held_seconds
 
 

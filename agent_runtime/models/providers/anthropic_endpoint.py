@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_runtime.models.answers import MALFORMED, decoded_object
+from agent_runtime.models.answers import MALFORMED, arrived, decoded_object
 from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, refused
@@ -148,6 +148,11 @@ def parse_answer(payload: Any, source: str) -> ModelReply:
     blocks = payload.get("content") if isinstance(payload, Mapping) else None
     if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
         raise ModelError("BadResponse", f"{source}: content: expected a list of blocks, got {str(payload)[:200]}")
+    with arrived("BadResponse", f"{source}: the answer cannot be read"):
+        return _reply(payload, blocks, source)
+
+
+def _reply(payload: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]], source: str) -> ModelReply:
     try:
         message: Message = {
             "role": "assistant",

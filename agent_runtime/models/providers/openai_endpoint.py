@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from agent_runtime.models.answers import heard
+from agent_runtime.models.answers import arrived, heard
 from agent_runtime.models.base import (
     GIVEN_UP,
     AnswerAborted,
@@ -227,7 +227,14 @@ def parse_completion(payload: Any, source: str = "the model") -> ModelReply:
     message = choice.get("message")
     if not isinstance(message, Mapping):
         raise ModelError("BadResponse", f"{source}: choices[0].message: expected an object, got {message!r}")
-    message = _normalised(message)
+    with arrived("BadResponse", f"{source}: the answer cannot be read"):
+        return _reply(payload, choice, message, finish_reason)
+
+
+def _reply(
+    payload: Mapping[str, Any], choice: Mapping[str, Any], given: Mapping[str, Any], finish_reason: str
+) -> ModelReply:
+    message = _normalised(given)
     completion_ids = _numbers(choice.get("token_ids") or choice.get(SGLANG_IDS))
     logprobs = _logprobs(choice.get("logprobs"))
     if completion_ids is not None and logprobs is not None and len(completion_ids) != len(logprobs):

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import math
 import re
@@ -119,3 +120,29 @@ async def test_a_failed_call_ends(model: Failing, calls: int) -> None:
     with pytest.raises(ModelError, match=model.reason):
         await repeated(model.complete, a_request())
     assert model.calls == calls
+
+
+async def test_an_answer_that_arrived_is_not_asked_for_again() -> None:
+    """The policy wrote it: otherwise it could have each of its turns sampled again, or mask its rollout."""
+    calls = []
+
+    async def complete(request: ModelRequest) -> ModelReply:
+        calls.append(request)
+        return ModelReply({"role": "assistant", "content": "yes"}, "stop", logprobs=[math.nan])
+
+    with pytest.raises(ModelError, match="cannot be recorded") as failure:
+        await repeated(complete, a_request())
+    assert (len(calls), failure.value.after_tokens) == (1, True)
+
+
+async def test_time_on_hold_is_not_lost_too() -> None:
+    request = a_request()
+
+    async def complete(request: ModelRequest) -> ModelReply:
+        await asyncio.sleep(0.05)
+        request.health.held_seconds += 0.05
+        return await model.complete(request)
+
+    model = Failing(1, "BadResponse")
+    await repeated(complete, request)
+    assert 0 <= request.health.lost_seconds < 0.05

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, RequestRefused
-from agent_runtime.models.refusals import error_text, final_refusal, refusal
+from agent_runtime.models.refusals import error_text, final_refusal, is_error, refusal, status_of_error
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20),
@@ -66,3 +66,22 @@ def test_refusal_with_another_cause_than_the_request_is_not_a_refused_request() 
     assert not isinstance(final_refusal("http://s", 402, "no credit left"), RequestRefused)
     parser = final_refusal("http://s", 400, '"auto" tool choice requires --enable-auto-tool-choice')
     assert isinstance(parser, ModelConfigError)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ({"code": 502, "message": "Provider returned error"}, 502),
+        ({"code": "429", "message": "slow down"}, 429),
+        ({"code": "context_length_exceeded", "message": "too long"}, 400),
+        ({"type": "error", "message": "This model's maximum context length is 8 tokens"}, 400),
+        ({"code": "content_filter", "message": "no"}, 400),
+        ({"code": "invalid_api_key", "message": "no"}, 401),
+        ({"type": "overloaded_error", "message": "busy"}, 503),
+        ({"code": 7, "message": "?"}, 502),
+        ("upstream failed", 502),
+    ],
+)
+def test_an_error_in_a_successful_response_has_the_status_that_it_means(error: Any, status: int) -> None:
+    assert is_error({"error": error})
+    assert status_of_error({"error": error}, 502) == status

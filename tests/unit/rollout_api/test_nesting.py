@@ -45,3 +45,9 @@ def test_json_of_any_depth_is_read_and_too_deep_values_stay_recognizable() -> No
     found = read_json(b'{"metadata": {"name": "}\\"{"}, "spec": ' + deep + b', "status": {"x": [1, null]}}')
     assert (found["metadata"], found["status"]) == ({"name": '}"{'}, {"x": [1, None]})
     assert too_deep(found["spec"])
+
+
+def test_a_number_longer_than_python_converts_is_read_as_text() -> None:
+    assert read_json(b'{"n": 12, "long": ' + b"7" * 5000 + b"}") == {"n": 12, "long": "7" * 5000}
+    with pytest.raises(ValueError, match="Expecting"):
+        read_json(b'{"n": ')
