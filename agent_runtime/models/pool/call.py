@@ -36,6 +36,8 @@ class Call:
     """Text that was sent to the client."""
     thought: Sent = field(default_factory=Sent)
     """Reasoning that was sent to the client."""
+    _held_before: float = field(init=False)
+    """Seconds on hold of earlier calls for the same request."""
     _held_at: float | None = None
     _heard_at: float = 0.0
     """When this attempt began or its last token arrived, by the call's clock."""
@@ -44,6 +46,9 @@ class Call:
     _begun_with: tuple[int, float, int] = 0, 0.0, 0
     """Number of token ids, time of the last token, and failures with which this attempt began."""
     _begun_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._held_before = self.request.health.held_seconds
 
     @property
     def has_spoken(self) -> bool:
@@ -57,7 +62,7 @@ class Call:
     def clock(self, now: float) -> float:
         """Return the seconds since the call began, without time on hold."""
         held = 0.0 if self._held_at is None else now - self._held_at
-        return now - self.started - self.request.health.held_seconds - held
+        return now - self.started - (self.request.health.held_seconds - self._held_before) - held
 
     def hold(self, now: float) -> None:
         if self._held_at is None:
