@@ -95,11 +95,6 @@ class Ignore:
                 problems.append(Problem(line, str(error)))
         return cls(tuple(rules), tuple(problems))
 
-    @property
-    def has_exceptions(self) -> bool:
-        """Return whether a file in an excluded folder may be included, so that the folder must be searched."""
-        return any(rule.includes for rule in self.rules)
-
     def excludes(self, path: str) -> bool:
         """Return whether a path, relative to the context and with slashes, is excluded."""
         path = _clean(path).lstrip("/")

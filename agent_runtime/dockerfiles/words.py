@@ -33,16 +33,6 @@ def expand(word: str, variables: Mapping[str, str], escape: str = DEFAULT_ESCAPE
     return _Lexer(word, variables, escape).read_all()
 
 
-def expand_words(word: str, variables: Mapping[str, str], escape: str = DEFAULT_ESCAPE) -> list[str]:
-    """Expand like `expand`, then split at white space that is not quoted.
-
-    Raises WordError.
-    """
-    lexer = _Lexer(word, variables, escape)
-    lexer.read_all()
-    return lexer.words.finish()
-
-
 def expand_heredoc(content: str, variables: Mapping[str, str]) -> str:
     """Expand the content of a heredoc of COPY or ADD: quotes are ordinary characters, and `\\` escapes.
 

@@ -47,7 +47,6 @@ def test_exclude_patterns_are_read_without_comments() -> None:
     ignore = Ignore.of(["#a", "*.md"])
     assert ignore.excludes("#a")
     assert ignore.excludes("b.md")
-    assert not ignore.has_exceptions
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.dockerfiles.words import WordError, expand, expand_heredoc, expand_words, split_words
+from agent_runtime.dockerfiles.words import WordError, expand, expand_heredoc, split_words
 
 VARIABLES = {"x": "abcabc", "empty": "", "path": "a/b/c.tar.gz", "spaces": "a b  c"}
 
@@ -86,10 +86,6 @@ def test_long_values_in_patterns_are_refused(word: str) -> None:
         expand(word, {"v": "a" * (4 << 20)})
 
 
-def test_expand_words_splits_at_unquoted_spaces() -> None:
-    assert expand_words("$spaces '$x y' \"$spaces\" z\\ z", VARIABLES) == ["a", "b", "c", "$x y", "a b  c", "z z"]
-
-
 def test_expand_heredoc_keeps_quotes() -> None:
     assert expand_heredoc("'$x' \"$x\" \\$x\n", VARIABLES) == "'abcabc' \"abcabc\" $x\n"
 
@@ -102,7 +98,6 @@ def test_split_words_keeps_variables_and_raw_parts() -> None:
 def test_words_expand_or_are_refused(word: str) -> None:
     try:
         expand(word, VARIABLES)
-        expand_words(word, VARIABLES)
         expand_heredoc(word, VARIABLES)
     except WordError:
         pass
