@@ -16,7 +16,7 @@ from agent_runtime.recording.store import StorageError, Store
 from rolloutctl.completion import DEFAULT_OUTPUT
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit
 from rolloutctl.runs import WhereArgument, open_place
-from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, say
+from rolloutctl.ui.console import Form, FormOption, amount, answer_json, answer_table, say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -103,19 +103,20 @@ async def verify(where: WhereArgument = DEFAULT_OUTPUT, form: FormOption = Form.
     store = await _store(where)
     steps = await stored_steps(store)
     layers = Layers(store, store)
-    snapshots = sorted({*await layers.stored()} - {step.entry.layer.digest for step in steps})
-    problems = await _problems(layers, steps, snapshots)
+    # Of snapshots, and of deleted steps that a run still names.
+    others = sorted({*await layers.stored()} - {step.entry.layer.digest for step in steps})
+    problems = await _problems(layers, steps, others)
     if form is Form.JSON:
-        answer_json({"steps": len(steps), "snapshots": len(snapshots), "problems": problems})
+        answer_json({"steps": len(steps), "otherLayers": len(others), "problems": problems})
     else:
         for problem in problems:
             say(problem)
-        say(f"{len(steps)} steps, {len(snapshots)} layers of snapshots, {len(problems)} damaged.")
+        say(f"{amount(len(steps), 'step')}, {amount(len(others), 'other layer')}, {len(problems)} damaged.")
     if problems:
         raise typer.Exit(Exit.FAILED)
 
 
-async def _problems(layers: Layers, steps: Sequence[StoredStep], snapshots: Sequence[str]) -> list[str]:
+async def _problems(layers: Layers, steps: Sequence[StoredStep], others: Sequence[str]) -> list[str]:
     found = []
     for step in {step.entry.layer.digest: step for step in steps}.values():
         try:
@@ -123,9 +124,9 @@ async def _problems(layers: Layers, steps: Sequence[StoredStep], snapshots: Sequ
                 pass
         except (RecordCorrupt, StorageError) as error:
             found.append(f"{step.entry.step}: {error}")
-    for digest in snapshots:
+    for digest in others:
         try:
             await layers.check(digest)
         except (RecordCorrupt, StorageError) as error:
-            found.append(f"snapshot: {error}")
+            found.append(str(error))
     return found

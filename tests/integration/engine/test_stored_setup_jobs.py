@@ -135,9 +135,9 @@ def test_damaged_layer_of_a_setup_is_made_again_within_one_attempt(tmp_path: Pat
     assert "setup: echo x > made: " in run(tmp_path, environ, "layers", "verify", "out", code=1)
     run(tmp_path, environ, "run", "job.yaml", "--new")
     assert [(result["reward"], result["attempt"]) for found in results(tmp_path) for result in found] == [(1.0, 0)] * 4
-    assert "1 steps, 0 layers of snapshots, 0 damaged" in run(tmp_path, environ, "layers", "verify", "out")
+    assert "1 step, 0 other layers, 0 damaged" in run(tmp_path, environ, "layers", "verify", "out")
     (tmp_path / f"out/layers/{'0' * 64}.tar.zst").write_bytes(b"a damaged layer of a snapshot")
-    assert "1 steps, 1 layers of snapshots, 1 damaged" in run(tmp_path, environ, "layers", "verify", "out", code=1)
+    assert "1 step, 1 other layer, 1 damaged" in run(tmp_path, environ, "layers", "verify", "out", code=1)
     assert "setup: echo x > made" in run(tmp_path, environ, "layers", "ls", "out")
     told = run(tmp_path, environ, "layers", "gc", "out", "--most-gb", "0", "--delete")
     assert "1 steps and 0 layers deleted" in told
