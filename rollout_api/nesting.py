@@ -15,13 +15,16 @@ _TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]|[^][{}"]+', re.DOTALL)
 def read_json(data: bytes) -> Any:
     """Parse JSON that tenants or models wrote: any depth, and numbers of any length. Raises ValueError if it is no JSON.
 
-    If Python's parser exceeds its recursion limit, everything below 2 × DEEPEST levels is read as null. If a number has
+    Everything below 2 × DEEPEST levels is read as null, so that code which recurses can read the value. If a number has
     more digits than Python converts, it is read as text.
     """
+    most = 2 * DEEPEST
     try:
-        return _loads(data)
+        value = _loads(data)
+        is_deeper = data.count(b"[") + data.count(b"{") > most and _is_deeper(value, most)
     except RecursionError:
-        return _loads(_without_depths(data, 2 * DEEPEST))
+        is_deeper = True
+    return _loads(_without_depths(data, most)) if is_deeper else value
 
 
 def _loads(data: bytes) -> Any:
@@ -56,8 +59,12 @@ def _without_depths(data: bytes, most: int) -> bytes:
 
 def too_deep(value: Any) -> bool:
     """Whether a value is nested more than DEEPEST levels deep. Does not recurse."""
+    return _is_deeper(value, DEEPEST)
+
+
+def _is_deeper(value: Any, most: int) -> bool:
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(most):
         level = [
             inner
             for outer in level

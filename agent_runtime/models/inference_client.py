@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypedDict, Unpack
 
-from agent_runtime.models.answers import check_tokens
+from agent_runtime.models.answers import arrived, check_tokens
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest, RequestRefused
 from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.providers.completions import complete_text, prompt_body
@@ -128,10 +128,8 @@ class InferenceClient:
                 f"{self._client.base_url} returned token ids and logprobs at the check, but now an answer without "
                 "them; it may have been replaced by another server",
             )
-        try:
+        with arrived("BadResponse", self._client.base_url):
             check_tokens(reply.completion_token_ids or (), reply.logprobs or ())
-        except ValueError as error:
-            raise ModelError("BadResponse", f"{self._client.base_url}: {error}") from None
         return reply
 
     def without_effect(self, fields: Mapping[str, Any], *, prompt: bool) -> list[str]:

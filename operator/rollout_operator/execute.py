@@ -339,14 +339,14 @@ def with_failures(
     others = _of_plans(status.get("conditions", ()))
     planned = _of_plans(found.get("conditions", ()))
     before = {entry["type"]: entry for entry in found.get("conditions", ()) if entry not in planned}
+    kinds = (RECONCILED,) if any(entry["type"] == READY for entry in others) else (RECONCILED, READY)
     reported = [failure for failure in failures if is_reportable(failure)]
     if not reported:
-        kept = list(before.values()) if failures else []
+        kept = [before[kind] for kind in kinds if kind in before] if failures else []
         return {**status, "conditions": [*others, *kept]} if kept or "conditions" in status else status
     message = "; ".join(dict.fromkeys(failure.message for failure in reported))
     reason = _REASONS.get(reported[0].status, "ActionFailed")
-    has_ready = any(entry["type"] == READY for entry in others)
-    for kind in (RECONCILED,) if has_ready else (RECONCILED, READY):
+    for kind in kinds:
         failed, old = condition(kind, False, reason, message), before.get(kind)
         if old and (old["reason"], old.get("message")) == (reason, failed.message):
             others.append(old)

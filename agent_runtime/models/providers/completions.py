@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agent_runtime.models.answers import arrived
 from agent_runtime.models.base import GIVEN_UP, AnswerAborted, ModelError, ModelReply
 from agent_runtime.models.chat_parts import AnswerParts
 from agent_runtime.models.http_client import CallOptions, JsonClient
@@ -37,7 +38,8 @@ async def complete_text(
         if answer.status != 200:
             raise final_refusal(f"{client.base_url}{PATH}", answer.status, answer.error)
         parts.add(answer.payload)
-        return parts.reply()
+        with arrived("BadResponse", f"{client.base_url}: the answer cannot be read"):
+            return parts.reply()
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     try:
         async with asyncio.timeout(options.seconds), client.stream(PATH, body, options) as events:

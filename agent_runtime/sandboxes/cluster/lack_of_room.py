@@ -16,7 +16,7 @@ from rollout_api.base import quantity_value
 
 # Words of the API server for a full quota, and of the scheduler for full nodes. Only the messages tell these causes from
 # others: a refusal by admission is also Forbidden, and a node selector that matches no node is also Unschedulable.
-LACK_OF_ROOM = ("exceeded quota:", "Insufficient ", "Too many pods")
+LACK_OF_ROOM = re.compile(r"exceeded quota:|\d+ Insufficient \S|Too many pods")
 QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
 AMOUNT = re.compile(r"([^,;=]+)=([^,;=]+)")
 # Interval of lists of the namespace's Sandboxes while this runner waits for room and has no sandbox itself.
@@ -25,7 +25,7 @@ LOOK_SECONDS = 10.0
 
 def is_lack_of_room(message: str) -> bool:
     """Whether a start failed or is delayed because there is no room for its Sandbox or pod, by the cause's message."""
-    return any(words in message for words in LACK_OF_ROOM) and not _exceeds_whole_quota(message)
+    return LACK_OF_ROOM.search(message) is not None and not _exceeds_whole_quota(message)
 
 
 def _exceeds_whole_quota(message: str) -> bool:

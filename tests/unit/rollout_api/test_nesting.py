@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.proxy.chat import BadRequest, decoded
-from rollout_api.nesting import DEEPEST, read_json, too_deep
+from rollout_api.nesting import DEEPEST, as_recorded, read_json, too_deep
 from rollout_api.records import IntentRecord, Observation, ObservationsRecord
 
 
@@ -51,3 +51,10 @@ def test_a_number_longer_than_python_converts_is_read_as_text() -> None:
     assert read_json(b'{"n": 12, "long": ' + b"7" * 5000 + b"}") == {"n": 12, "long": "7" * 5000}
     with pytest.raises(ValueError, match="Expecting"):
         read_json(b'{"n": ')
+
+
+@pytest.mark.parametrize("depth", [100, 600, 900, 2000])
+def test_what_was_read_can_be_read_by_code_that_recurses(depth: int) -> None:
+    found = read_json(b"[" * depth + b'"\\ud83d"' + b"]" * depth)
+    assert as_recorded(found) is not None
+    assert too_deep(found) is (depth > DEEPEST)
