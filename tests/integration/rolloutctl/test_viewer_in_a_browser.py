@@ -141,8 +141,9 @@ async def test_a_rollout_is_read_with_the_keyboard(browser: Browser, runs: Path)
     night = folder_of(runs, "night-run")
     async with served(runs) as url, browser(f"{url}#/run/{night}/rollout/5?where=%22cache%22%20in%20task") as tab:
         await tab.until("document.querySelectorAll('.step').length > 4")
+        await tab.until("document.querySelectorAll('.step .copy').length > 0")  # when the run's summary is there too
         await tab.press("e")
-        await tab.until("document.activeElement.querySelector('.badge.bad') !== null")
+        await tab.until("document.activeElement.matches('.step:has(.badge.bad)')")
         await tab.press("n")
         await tab.until("document.activeElement.classList.contains('role-assistant')")
         await tab.press("v")
