@@ -135,7 +135,8 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
     verifiers = await workspace.run(
         "[ -L /logs ] || id -u", key=f"{key}-id", deadline_seconds=PROBE_SECONDS, user=spec.user
     )
-    return own.ok and own.stdout.strip() != b"0" and verifiers.ok and verifiers.stdout.strip() == b"0"
+    uid = int(own.stdout) if own.ok and own.stdout.strip().isdigit() else 0
+    return uid != 0 and verifiers.ok and verifiers.stdout.strip() == b"0"
 
 
 async def require_preparable(

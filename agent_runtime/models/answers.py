@@ -63,8 +63,6 @@ def arrived(reason: str, what: str) -> Iterator[None]:
     except ModelError as error:
         error.after_tokens = True
         raise
-    except (ContextExceeded, ContentFiltered):
-        raise
     except Exception as error:
         failure = ModelError(reason, f"{what}: {type(error).__name__}: {error}")
         failure.after_tokens = True

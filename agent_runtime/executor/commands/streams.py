@@ -19,9 +19,9 @@ from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.http.fields import encoded
 from agent_runtime.executor.timing import Notifier
 
-# The protocol to which the connection is upgraded, in the Upgrade header of the call that attaches it.
+# After `shell` or `program` in a command: it gains no rights by setuid programs.
 BOUNDED = " bounded"
-"""After `shell` or `program` in a command: it gains no rights by setuid programs."""
+# The protocol to which the connection is upgraded, in the Upgrade header of the call that attaches it.
 UPGRADE = "rollout-commands"
 # The header of every frame: the number of bytes that follow, and the command's number.
 HEAD = struct.Struct(">II")

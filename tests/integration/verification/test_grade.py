@@ -173,7 +173,8 @@ async def test_command_that_the_machine_cannot_start_gives_no_verdict(
 
 
 @pytest.mark.parametrize(
-    ("mode", "uid", "is_apart"), [("Overlay", "1000", True), ("Overlay", "0", False), ("Plain", "1000", False)]
+    ("mode", "uid", "is_apart"),
+    [("Overlay", "1000", True), ("Overlay", "0", False), ("Overlay", "''", False), ("Plain", "1000", False)],
 )
 async def test_user_is_kept_apart_only_if_it_is_not_root_and_in_overlay(
     workspace: Any, monkeypatch: pytest.MonkeyPatch, mode: str, uid: str, is_apart: bool
