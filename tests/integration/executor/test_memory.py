@@ -132,10 +132,6 @@ async def test_own_limit_is_the_cause_if_it_is_exceeded(six: list[Any]) -> None:
         job.cancel()
 
 
-STUCK_SECONDS = 10
-"""When memory has not reached a new low for this time, one paused workspace resumes (`overlay/memory.py`)."""
-
-
 async def until_paused(client: Any) -> None:
     async with asyncio.timeout(300):
         while not (await memory_of(client))["paused"]:  # noqa: ASYNC110 the executor has no event for it
@@ -193,20 +189,19 @@ async def test_a_steady_workspace_runs_while_others_pause(six: list[Any]) -> Non
 
 
 async def test_new_commands_wait_while_others_are_paused(six: list[Any]) -> None:
-    paused_from = time.monotonic()
     jobs = await paused(six[0], six[:5])
     asked = time.monotonic()
     late = asyncio.create_task(run(six[5], "echo late"))
     await until_waiting(six[0])
-    began = time.monotonic()
-    await asyncio.sleep(1)
-    waited = time.monotonic() - began
-    # On a slow machine it may start now because nothing has changed for so long.
-    assert not late.done() or time.monotonic() - paused_from > STUCK_SECONDS
+    began = seen_waiting = time.monotonic()
+    # On a slow machine all may resume for a moment, and then it rightly starts: only what was seen is asserted.
+    while seen_waiting - began < 1 and (await memory_of(six[0]))["waiting"]:
+        seen_waiting = time.monotonic()
+        await asyncio.sleep(0.02)
     await release(six[:5])
     result = await late
     assert (result.exit_code, result.stdout) == (0, b"late\n")
-    assert result.seconds < time.monotonic() - asked - waited
+    assert result.seconds < time.monotonic() - asked - (seen_waiting - began), "time that it waited does not count"
     assert [(await job).exit_code for job in jobs] == [0] * 5
 
 
