@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from agent_runtime.extensions import described
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError, left_out
-from agent_runtime.tasks.table import ordered, row_filter
+from agent_runtime.tasks.table import RowFilter, ordered
 from rollout_api.files import ContextFile, TaskFile
 from rollout_api.tasks import Task
 
@@ -174,13 +174,13 @@ def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, l
         raise place.refused("tasks.from.columns is only for files with columns; remove it for folders")
     folders = find_folders(place, form.marker)
     notes = [Notes(folder.where) for folder in folders]
-    passes = row_filter(place.source.filter)
+    filtered = RowFilter(place.source.filter)
     positions: list[int] = list(range(len(folders)))
     with place.readable():
         if place.source.filter:
-            positions = [p for p in positions if passes(_columns(form, folders[p], notes[p]))]
+            positions = [p for p in positions if filtered.passes(_columns(form, folders[p], notes[p]))]
             if not positions:
-                raise place.refused(f"none of its {len(folders)} tasks matches tasks.from.filter; check its values")
+                raise place.refused(filtered.nothing_passed(len(folders), "task"))
         chosen, tasks, unusable = dict[str, int](), list[Task](), list[list[TaskProblem]]()
         for p in ordered(positions, place.source):
             task = _checked(form, folders[p], notes[p], place)
@@ -197,7 +197,7 @@ def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, l
                 break
     if unusable and not place.source.skip_unusable:
         raise TaskSourceError([problem for problems in unusable for problem in problems])
-    warnings = left_out(place.uri, unusable, len(unusable) + len(chosen))
+    warnings = [*filtered.warnings(place.uri), *left_out(place.uri, unusable, len(unusable) + len(chosen))]
     noted = [notes[p] for p in chosen.values()]
     builds = [build for note in noted for build in note.builds]
     return LoadedTasks(tasks, [*warnings, *_merged_warnings(noted)]), builds

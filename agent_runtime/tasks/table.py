@@ -7,12 +7,21 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import translate
+from itertools import islice
 from typing import Any, Literal, Protocol, overload
 
 from pydantic_core import from_json
 
+from agent_runtime.extensions import nearest
 from agent_runtime.tasks.place import SourcePlace
-from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError, left_out, without_verifier
+from agent_runtime.tasks.problems import (
+    NAMES_SHOWN,
+    LoadedTasks,
+    TaskProblem,
+    TaskSourceError,
+    left_out,
+    without_verifier,
+)
 from rollout_api.tasks import Task, TaskSource
 
 Row = dict[str, Any]
@@ -31,6 +40,9 @@ LINE_BYTES = 64 * 1024 * 1024
 """Longest line: a task has at most 256 + 1024 files of 200 KiB. The limit keeps a file without line ends from filling
 the memory.
 """
+
+_MOST_COMPARED = 10_000
+"""Values of a column with which a value of the filter that matched nothing is compared: about 0.1 s."""
 
 PARQUET_BATCH = 256
 """Rows that are decoded, and later converted to Python objects, at once."""
@@ -227,16 +239,53 @@ def _without_nulls(row: Row) -> Row:
     }
 
 
-def row_filter(wanted: Mapping[str, Sequence[str]]) -> Callable[[Mapping[str, Any]], bool]:
-    """Return a function that checks whether a row has one of the values in every named column; for a list, one matching
-    entry suffices.
+class RowFilter:
+    """Checks rows against `tasks.from.filter`: they need one of the values in every named column; for a list, one matching
+    entry suffices. Knows which values matched nothing, because a misspelt one leaves its task out.
     """
-    patterns = {column: re.compile("|".join(translate(value) for value in values)) for column, values in wanted.items()}
 
-    def passes(row: Mapping[str, Any]) -> bool:
-        return all(any(pattern.match(text) for text in _texts(row.get(column))) for column, pattern in patterns.items())
+    def __init__(self, wanted: Mapping[str, Sequence[str]]) -> None:
+        self._patterns = {
+            column: re.compile("|".join(translate(value) for value in values)) for column, values in wanted.items()
+        }
+        self._unmatched = {
+            column: {value: re.compile(translate(value)) for value in values} for column, values in wanted.items()
+        }
+        self._others: dict[str, set[str]] = {column: set() for column in wanted}
 
-    return passes
+    def passes(self, row: Mapping[str, Any]) -> bool:
+        # Every column is compared, so that `unmatched` does not depend on the others.
+        matching = [self._matches(column, pattern, row.get(column)) for column, pattern in self._patterns.items()]
+        return all(matching)
+
+    def unmatched(self) -> list[str]:
+        """Return a message for each value that matched no row so far."""
+        return [
+            f"no {column} is {value!r}{nearest(value, self._others[column])}"
+            for column, patterns in self._unmatched.items()
+            for value in islice(patterns, NAMES_SHOWN)
+        ]
+
+    def nothing_passed(self, count: int, unit: str) -> str:
+        """Return the message for a source none of whose rows passed."""
+        why = "; ".join(self.unmatched()) or "each of its values occurs, but not together"
+        return f"none of its {count} {unit}s matches tasks.from.filter: {why}"
+
+    def warnings(self, uri: str) -> list[TaskProblem]:
+        """Return a warning for each value that matched no row."""
+        return [TaskProblem(uri, None, f"tasks.from.filter: {message}") for message in self.unmatched()]
+
+    def _matches(self, column: str, pattern: re.Pattern[str], value: Any) -> bool:
+        matching = []
+        for text in _texts(value):
+            if pattern.match(text):
+                matching.append(text)
+            elif len(self._others[column]) < _MOST_COMPARED:
+                self._others[column].add(text)
+        unmatched = self._unmatched[column]
+        for wanted in [wanted for wanted, own in unmatched.items() if any(map(own.match, matching))]:
+            del unmatched[wanted]
+        return bool(matching)
 
 
 def _texts(value: Any) -> list[str]:
@@ -307,7 +356,8 @@ def tasks_of_table(
     if not len(table):
         expected = "one JSON object per line" if table.unit == "line" else "one task per row"
         problems = [TaskProblem(place.uri, None, f"has no tasks; expected {expected}")]
-    positions = ordered(_passing(place, table, problems), place.source)
+    passing, unmatched = _passing(place, table, problems)
+    positions = ordered(passing, place.source)
     chosen: list[int] = []
     unusable: list[list[TaskProblem]] = []
     lines: dict[str, int] = {}
@@ -335,7 +385,7 @@ def tasks_of_table(
     if problems:
         raise TaskSourceError(sorted(problems, key=lambda problem: problem.line or 0))
     left = left_out(place.uri, unusable, len(unusable) + len(chosen))
-    warnings = [*warnings, *left, *without_verifier(place.uri, ungraded, len(chosen))]
+    warnings = [*warnings, *unmatched, *left, *without_verifier(place.uri, ungraded, len(chosen))]
     return LoadedTasks(TableTasks(table, chosen, make), warnings)
 
 
@@ -353,12 +403,12 @@ def check_columns(place: SourcePlace, table: Table, needed: Sequence[tuple[str, 
         raise TaskSourceError(problems)
 
 
-def _passing(place: SourcePlace, table: Table, problems: list[TaskProblem]) -> Sequence[int]:
-    """Return the rows that match the filter. An unreadable row that might match is a problem."""
+def _passing(place: SourcePlace, table: Table, problems: list[TaskProblem]) -> tuple[Sequence[int], list[TaskProblem]]:
+    """Return the rows that match the filter, and warnings. An unreadable row that might match is a problem."""
     everything, wanted = range(len(table)), place.source.filter
     if not wanted or problems:
-        return everything
-    passes, chosen, seen = row_filter(wanted), [], set[str]()
+        return everything, []
+    rows, chosen, seen = RowFilter(wanted), [], set[str]()
     for position, row in zip(everything, table.rows(everything), strict=True):
         if isinstance(row, RowError):
             if place.source.skip_unusable:
@@ -367,15 +417,15 @@ def _passing(place: SourcePlace, table: Table, problems: list[TaskProblem]) -> S
                 problems += _problems(place, table, position, row)
             continue
         seen |= row.keys()
-        if passes(row):
+        if rows.passes(row):
             chosen.append(position)
     if not problems and not chosen:
         if absent := [column for column in wanted if column not in seen and table.columns is None]:
             message = f"has no column {absent[0]!r}, named in tasks.from.filter; it has {', '.join(sorted(seen))}"
         else:
-            message = f"none of its {len(table)} {table.unit}s matches tasks.from.filter; check its values"
+            message = rows.nothing_passed(len(table), table.unit)
         problems.append(TaskProblem(place.uri, None, message))
-    return chosen
+    return chosen, rows.warnings(place.uri)
 
 
 def _problems(place: SourcePlace, table: Table, position: int, error: RowError) -> list[TaskProblem]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime.tasks import LoadedTasks, TaskSourceError, load_tasks
-from agent_runtime.tasks.table import ordered, row_filter
+from agent_runtime.tasks.table import RowFilter, ordered
 from rollout_api.tasks import Task, Tasks, TaskSource
 from tests.support.full import examples
 
@@ -112,7 +112,7 @@ def test_structured_fields_are_read_from_text_that_is_json(tmp_path: Path) -> No
         ),
         (
             {"columns": COLUMNS, "filter": {"level": ["medium"]}},
-            "rows.parquet: none of its 10 rows matches tasks.from.filter; check its values",
+            "rows.parquet: none of its 10 rows matches tasks.from.filter: no level is 'medium'",
         ),
         (
             {"columns": {"name": "set", "prompt": "question"}, "limit": 2},
@@ -198,7 +198,18 @@ def test_an_order_has_every_row_once(positions: list[int], seed: int, limit: int
     ],
 )
 def test_a_filter_compares_the_text_of_a_value(value: Any, patterns: list[str], passes: bool) -> None:
-    assert row_filter({"c": patterns})({"c": value}) is passes
+    assert RowFilter({"c": patterns}).passes({"c": value}) is passes
+
+
+def test_a_filter_knows_which_of_its_values_matched_nothing() -> None:
+    rows = RowFilter({"name": ["fix-1", "fix-paht", "other-*"], "level": ["hard", "easy"]})
+    assert rows.passes({"name": "fix-1", "level": "hard"})
+    assert not rows.passes({"name": "fix-path", "level": "medium"})
+    assert rows.unmatched() == [
+        "no name is 'fix-paht' (did you mean 'fix-path'?)",
+        "no name is 'other-*'",
+        "no level is 'easy'",
+    ]
 
 
 JSON = st.recursive(
