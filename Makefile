@@ -77,11 +77,12 @@ WORKSPACES := tests/integration/executor_workspaces
 # Tests of the cluster, and tests that build images and start containers, which need root. hack/cluster-tests runs them.
 ON_CLUSTER := $(addprefix --ignore tests/,integration/cluster_harness integration/operator_core integration/images \
 	integration/oci integration/containers e2e/cluster)
-integration: workspaces parts vllm
+# The longest first, so that the others run beside it.
+integration: parts workspaces vllm
 workspaces: install-test
 	hack/part 'integration: workspaces' $(PYTEST) $(WORKSPACES)
 parts: install-test
-	hack/part 'integration: parts' $(PYTEST) tests/integration --ignore $(WORKSPACES) --ignore $(ON_VLLM) $(ON_CLUSTER) -n 2 --dist loadfile
+	hack/part 'integration: parts' $(PYTEST) tests/integration --ignore $(WORKSPACES) --ignore $(ON_VLLM) $(ON_CLUSTER) -n 3 --dist loadfile
 # In one process, so that `make test-full` starts vLLM once.
 ON_VLLM := tests/integration/vllm
 vllm: install-test

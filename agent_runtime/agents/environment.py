@@ -3,7 +3,7 @@
 import json
 
 from agent_runtime.agents.base import AgentContext, Stop
-from agent_runtime.agents.base_class import BaseAgent
+from agent_runtime.agents.base_class import BaseAgent, Trajectory
 from agent_runtime.environments.act import ACT, INVALID, Act, observation_text
 from agent_runtime.environments.answers import ANSWER, AnswerForm
 from agent_runtime.models.answers import answer_message
@@ -32,20 +32,25 @@ class Environment(BaseAgent):
             raise Stop(StopReason.AGENT_ERROR, NO_ENVIRONMENT)
         form = AnswerForm.of(context.spec.config.get("answerPattern", ANSWER))
         self.context = context
+        self.set_tools({})
         messages = self.initial_messages()
+        trajectory = Trajectory(messages, head=len(messages))
         separator = context.spec.config.get("actionSeparator")
         turn, left = 0, act.max_steps
         while left:
             turn += 1
-            reply = await context.call_model(messages, ())
+            await self.manage_context(trajectory)
+            reply = await context.call_model(trajectory.messages, ())
             if reply.finish_reason == "content_filter":
                 raise Stop(StopReason.CONTENT_FILTER, "the server's content filter ended the answer")
             taken = _actions(form.action(reply.text), separator)[:left]
-            left -= len(taken)
             steps = await context.call_tools(
                 [ToolCall(f"{ACT}-{n}" if n else ACT, ACT, _arguments(action)) for n, action in enumerate(taken)]
             )
-            messages.append(answer_message(reply))
+            # Calls that were refused, by a plugin or as too many in one answer, are no steps.
+            left -= sum("reward" in step.data for step in steps)
+            trajectory.messages.append(answer_message(reply))
+            trajectory.tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens
             shown = observation_text(
                 act.template,
                 observation=steps[-1].content,
@@ -54,7 +59,7 @@ class Environment(BaseAgent):
                 turn=turn + 1,
                 actions_left=left,
             )
-            messages.append({"role": "user", "content": shown})
+            trajectory.messages.append({"role": "user", "content": shown})
         return None
 
 

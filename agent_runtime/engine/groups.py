@@ -144,7 +144,9 @@ class Groups:
             if self._context.drain.requested:
                 self._places.release()
                 return
-            rollout = Rollout.of(self._context.job, number, member, task, self._context.batches.get(number))
+            branching, batch = self._context.origins.get(number), self._context.batches.get(number)
+            origin = "" if branching is None else branching.origin.name
+            rollout = Rollout.of(self._context.job, number, member, task, batch, origin=origin)
             run = RolloutRun(self._context, rollout)
             self.spawn(self._run_member(group, member, run))
 

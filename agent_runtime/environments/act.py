@@ -17,6 +17,7 @@ from agent_runtime.environments.host import (
     EnvironmentHost,
     Move,
 )
+from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.statistics import mean
 from agent_runtime.tools.base import ToolContext, ToolResult, shortened
 from rollout_api.environments import RunIn, TaskEnvironment
@@ -76,16 +77,24 @@ class Act:
         in_sandbox = task.environment.run_in is RunIn.SANDBOX
         self._fault = EnvironmentFault.DIED if in_sandbox else DIVERGED
         self._one_at_a_time = asyncio.Lock()
+        self._failure: SandboxFailure | None = None
+        """Why it ended. Further actions of the same answer are not taken."""
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """Take the action. The end of the episode ends the rollout as Finished."""
         async with self._one_at_a_time:
+            if self._failure is not None:
+                raise self._failure
             if self._past and self._past[-1].stop:
                 return ToolResult("The episode is over.", error=True)
             action: Action = arguments.get("action")
             actions = [step.data["action"] for step in self._past]
-            *again, move = await self._host.take(actions, action, context.workspace)
-            require_same(self._past, again, self._fault)
+            try:
+                *again, move = await self._host.take(actions, action, context.workspace)
+                require_same(self._past, again, self._fault)
+            except SandboxFailure as failure:
+                self._failure = failure
+                raise
             content = shortened(move.observation)
             data = _data(action, move)
             self._past.append(

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,6 +147,7 @@ class EnvironmentPool:
         self._most = most or min(MOST_PROCESSES, os.cpu_count() or 1)
         self._processes: list[_Process] = []
         self._starting = asyncio.Lock()
+        self._places_alone = asyncio.Semaphore(self._most)
         self.tried: set[str] = set()
         """Kinds of environments (`kind_of`) for which a step has succeeded in a trial, here or in a sandbox."""
         self._episodes = 0
@@ -161,6 +162,17 @@ class EnvironmentPool:
             )
         self._episodes += 1
         return PoolEpisode(self, self._episodes, environment, timeouts)
+
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[_Process]:
+        """Give one episode a process of its own, as long as the block lasts."""
+        async with self._places_alone:
+            process = await _Process.start()
+            try:
+                yield process
+            finally:
+                process.end(_ProcessLost())
+                await process.wait()
 
     async def place(self, number: int) -> _Process:
         """Return the process for an episode: a new one if allowed, else the one with the fewest episodes."""
@@ -180,19 +192,23 @@ class EnvironmentPool:
 
 
 class PoolEpisode:
-    """One episode in a process of the pool. Implements EnvironmentHost."""
+    """One episode in a process of the pool. Implements EnvironmentHost.
+
+    Other episodes of its process may be why it failed, such as by the memory that they hold. So it is repeated in a process
+    of its own, and a failure counts only there.
+    """
 
     def __init__(self, pool: EnvironmentPool, number: int, environment: TaskEnvironment, timeouts: Timeouts) -> None:
         self._pool, self._number, self._environment, self._timeouts = pool, number, environment, timeouts
         self._process: _Process | None = None
 
     async def start(self, past: Sequence[Action]) -> tuple[Beginning, list[Move]]:
-        request = {"start": described(self._environment), "actions": []}
-        while True:
-            self._process = await self._pool.place(self._number)
-            with contextlib.suppress(_ProcessLost):  # by another episode's call
-                reply = await self._ask(request, self._timeouts.setup_seconds)
-                return beginning(reply, self._environment), [await self._step(action) for action in past]
+        try:
+            return await self._start_among_others(past)
+        except EnvironmentFailure as failure:
+            if failure.reason not in frozenset(EnvironmentFault):
+                raise
+            return await self._start_alone(past)
 
     async def try_step(self) -> None:
         """Start an episode, and take any action. Raises EnvironmentFailure if either fails."""
@@ -202,15 +218,38 @@ class PoolEpisode:
         beginning(await self._ask(request, seconds), self._environment)
 
     async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
-        with contextlib.suppress(_ProcessLost):
-            return [await self._step(action)]
-        _, repeated = await self.start([*past, action])
+        try:
+            with contextlib.suppress(_ProcessLost):
+                return [await self._step(action)]
+            _, repeated = await self._start_among_others([*past, action])
+        except EnvironmentFailure:
+            _, repeated = await self._start_alone([*past, action])
         return repeated
 
     def close(self) -> None:
         if self._process is not None:
             self._process.episodes.discard(self._number)
             self._process.tell({"episode": self._number})
+
+    async def _start_among_others(self, past: Sequence[Action]) -> tuple[Beginning, list[Move]]:
+        while True:
+            self._process = await self._pool.place(self._number)
+            with contextlib.suppress(_ProcessLost):  # by another episode's call
+                return await self._begin(past)
+
+    async def _start_alone(self, past: Sequence[Action]) -> tuple[Beginning, list[Move]]:
+        """Return the same. The next action begins the episode again, among others."""
+        self.close()
+        async with self._pool.alone() as self._process:
+            try:
+                return await self._begin(past)
+            except _ProcessLost:  # the pool is closed
+                raise EnvironmentFailure(EnvironmentFault.DIED, "the environment's process was ended") from None
+
+    async def _begin(self, past: Sequence[Action]) -> tuple[Beginning, list[Move]]:
+        request = {"start": described(self._environment), "actions": []}
+        reply = await self._ask(request, self._timeouts.setup_seconds)
+        return beginning(reply, self._environment), [await self._step(action) for action in past]
 
     async def _step(self, action: Action) -> Move:
         [move] = moves(await self._ask({"actions": [action]}, self._timeouts.command_seconds), at_most=1)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from agent_runtime.engine.scheduling.shard import derived_seed
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.environments.act import step_rewards
 from agent_runtime.environments.host import NO_DATA, EnvironmentFault
@@ -79,13 +80,19 @@ class AgentRunner:
     """Runs episodes of one kind of environment. A context manager, not for use inside an event loop.
 
     `environment` is an entry of `tasks.environments` (its seed and groups are not used), `spec` has further fields of a
-    job's spec. Without `output`, episodes are recorded in a temporary folder.
+    job's spec, and `model` is an object or the field of that name. Without `output`, episodes are recorded in a temporary
+    folder. Without `seed`, answers are drawn by a seed that depends on the output.
     """
 
-    def __init__(self, environment: Mapping[str, Any], *, model: Model | None = None, **spec: Any) -> None:
+    def __init__(
+        self, environment: Mapping[str, Any], *, model: Model | Mapping[str, Any] | None = None, **spec: Any
+    ) -> None:
         self._environment = validate(EnvironmentGroups, dict(environment))
-        self._model = model
+        self._model = None if isinstance(model, Mapping) else model
         self._folder = tempfile.TemporaryDirectory(prefix="agent-rollouts-episodes-")
+        given: dict[str, Any] = {"output": {"uri": self._folder.name}, **spec}
+        if isinstance(model, Mapping):
+            given["model"] = model
         self._job = validate(
             RolloutJob,
             {
@@ -95,10 +102,11 @@ class AgentRunner:
                 "spec": {
                     "mode": "Eval",
                     "agent": {"type": "Environment", "maxTurns": self._environment.max_steps},
-                    "output": {"uri": self._folder.name},
+                    # Members of a group have runners of their own, and must not all draw the same answers.
+                    "seed": derived_seed(0, str(given["output"])),
                     # A placeholder, because a manifest must name a model.
                     "model": {"function": "agent_runtime.integrations.roll_episodes:no_model"},
-                    **spec,
+                    **given,
                     "tasks": {"stream": {}, "runnerEnvironments": [self._environment.id]},
                 },
             },

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -189,6 +190,7 @@ class GeneralAgent:
                 "metadata": {"name": name},
                 "spec": {
                     "mode": "Eval",
+                    "seed": secrets.randbits(31),  # equal prompts are samples of their own
                     "model": model,
                     "agent": {
                         "type": self._loop_name,

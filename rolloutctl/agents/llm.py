@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,7 +53,14 @@ class LLMClient:
         try:
             await model.check()
             request = ModelRequest(
-                messages, tools=tools or [], sampling=sampling, seed=0, session="", task="", member=0, turn=0
+                messages,
+                tools=tools or [],
+                sampling=sampling,
+                seed=secrets.randbits(31),
+                session="",
+                task="",
+                member=0,
+                turn=0,
             )
             reply = await model.complete(request)
             return reply.text if tools is None else dict(reply.message)

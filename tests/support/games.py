@@ -8,9 +8,12 @@ from typing import Any
 
 
 class Game:
-    """Counts its steps. The actions `hang`, `die` and `raise` do so; `drift` distinguishes processes. Seeds from
-    `limit` on have no episode.
+    """Counts its steps. The actions `hang`, `die` and `raise` do so; `crowded ACTION` does if its process has had another
+    episode. `drift` distinguishes processes. Seeds from `limit` on have no episode.
     """
+
+    resets = 0
+    """Episodes of this process."""
 
     def __init__(self, slow_reset: bool = False, drift: bool = False, limit: int = 1000) -> None:
         self._slow_reset, self._drift, self._limit = slow_reset, drift, limit
@@ -19,9 +22,12 @@ class Game:
         if self._slow_reset:
             time.sleep(3600)
         self.steps = 0
+        Game.resets += 1
         return f"seed {seed}" if seed < self._limit else None, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if Game.resets > 1:
+            action = action.removeprefix("crowded ")
         if action == "hang":
             time.sleep(3600)
         if action == "slow":

@@ -29,10 +29,12 @@ class Rollout:
     """Label with which its group was submitted."""
 
     @classmethod
-    def of(cls, job: RolloutJob, group: int, member: int, task: Task, batch: str | None = None) -> "Rollout":
-        """Return the rollout of that member, with a seed derived from the job's."""
+    def of(
+        cls, job: RolloutJob, group: int, member: int, task: Task, batch: str | None = None, *, origin: str = ""
+    ) -> "Rollout":
+        """Return the rollout of that member, with a seed derived from the job's and, for a branch, its origin's name."""
         index = group * job.spec.group_size + member
-        seed = rollout_seed(job.spec.seed, index)
+        seed = rollout_seed(job.spec.seed, index, origin)
         return cls(index=index, group=group, member=member, task=task, seed=seed, batch=batch)
 
 

@@ -152,19 +152,21 @@ class ToolRunner:
         self._observer, self._plugins = oversight.observer, oversight.plugins
         self._one_at_a_time = asyncio.Lock()
 
-    async def run(self, turn: CallsOfTurn) -> list[Observation]:
-        """Return the results in the order of the calls. Raises errors that end the attempt. Plugins' time does not
-        count as the agent's.
+    async def run(self, turn: CallsOfTurn, ended: list[Observation]) -> list[Observation]:
+        """Return the results in the order of the calls. Raises errors that end the attempt; then `ended` gets the results
+        of the calls before. Plugins' time does not count as the agent's.
         """
         if (plugins := self._plugins) is None:
-            return await self._run_all(turn, turn.calls)
+            return await self._run_all(turn, turn.calls, ended)
         admitted = await self._clock.untimed(plugins.admit(turn.turn, turn.calls, turn.first))
-        results = await self._run_all(turn, admitted)
+        results = await self._run_all(turn, admitted, ended)
         observations = await self._clock.untimed(plugins.ran(turn.turn, turn.calls, admitted, results, turn.first))
         self._log.add(*plugins.take_record())
         return observations
 
-    async def _run_all(self, turn: CallsOfTurn, admitted: Sequence[ToolCall | Observation]) -> list[Observation]:
+    async def _run_all(
+        self, turn: CallsOfTurn, admitted: Sequence[ToolCall | Observation], ended: list[Observation]
+    ) -> list[Observation]:
         """Run the calls and wait for all of them, even if one ends the attempt.
 
         Calls in the workspace run in the model's order, because one may depend on another.
@@ -172,13 +174,12 @@ class ToolRunner:
         results = await asyncio.gather(
             *(self._run_one(turn, call, number) for number, call in enumerate(admitted)), return_exceptions=True
         )
-        observations = []
         for result in results:
             if isinstance(result, BaseException):
                 raise result
             self._observer(ToolEnded(self._index, result.tool, result.seconds, result.error, result.traceback))
-            observations.append(result)
-        return observations
+            ended.append(result)
+        return ended
 
     async def _run_one(self, turn: CallsOfTurn, call: ToolCall | Observation, number: int) -> Observation:
         if isinstance(call, Observation):

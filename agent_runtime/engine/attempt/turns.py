@@ -539,18 +539,27 @@ class Turns:
             # may be acknowledged.
             key = f"{self.turn + 1}:" if turn == self.turn else f"{self.turn + 1}:turn-{turn}."
             self._clock.end_wait(_REPLAY)
-            started = time.perf_counter()
-            observations = await self._tool_runner.run(
-                CallsOfTurn(turn, calls, tools, self.task, key, first, interrupted=self._tools_may_have_run)
-            )
-            record = ObservationsRecord(
-                turn=turn,
-                time=time.time(),
-                seconds=round(time.perf_counter() - started, 6),
-                results=conversation.with_arguments(calls, observations),
-                agent_seconds=self.agent_seconds,
-            )
-            self._log.add(record)
+            asked_for = CallsOfTurn(turn, calls, tools, self.task, key, first, interrupted=self._tools_may_have_run)
+            started, ended = time.perf_counter(), list[Observation]()
+
+            def observed(results: Sequence[Observation]) -> ObservationsRecord:
+                made = ObservationsRecord(
+                    turn=turn,
+                    time=time.time(),
+                    seconds=round(time.perf_counter() - started, 6),
+                    results=conversation.with_arguments(calls[: len(results)], results),
+                    agent_seconds=self.agent_seconds,
+                )
+                self._log.add(made)
+                return made
+
+            try:
+                record = observed(await self._tool_runner.run(asked_for, ended))
+            except Exception:
+                if ended:
+                    # What they did counts: an environment's rewards, good and bad.
+                    observed(ended)
+                raise
         elif self._rerun is not None:
             await self._rerun(record, calls, tools)
         self._observed_turn = record.turn

@@ -60,6 +60,11 @@ class Origin(ApiModel):
     """Copies of the source's model calls and tool results up to the turn."""
 
     @property
+    def name(self) -> str:
+        """Return a name that no other state has, wherever its run is stored."""
+        return f"{self.job.rpartition('/')[2]}/{self.index}/{self.turn}"
+
+    @property
     def private(self) -> list[Path]:
         """Return what has the task with its hidden files on this machine."""
         folders = (local_folder(uri) for uri in (self.job, *self.earlier_jobs))

@@ -23,10 +23,19 @@ class Shard:
 WHOLE_JOB = Shard()
 
 
-def rollout_seed(job_seed: int, index: int) -> int:
-    """Return the seed of a rollout, the same for all its attempts. 31 bits: some servers refuse more."""
-    digest = hashlib.sha256(f"{job_seed}/{index}".encode()).digest()
+def derived_seed(seed: int, of: str) -> int:
+    """Return another seed. 31 bits: some servers refuse more. A server gives equal answers to equal prompts with equal
+    seeds, so `of` names what no other sample has.
+    """
+    digest = hashlib.sha256(f"{seed}/{of}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
+
+
+def rollout_seed(job_seed: int, index: int, origin: str = "") -> int:
+    """Return the seed of a rollout, the same for all its attempts. A branch's `origin` keeps it from repeating the
+    continuation of its source, which may have the same index.
+    """
+    return derived_seed(job_seed, f"{index}/{origin}" if origin else str(index))
 
 
 def turn_seed(seed: int, turn: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from agent_runtime.engine.scheduling.shard import derived_seed
 from agent_runtime.integrations.harbor_server.environment import changed_sandbox, read_environment, resources_of
 from agent_runtime.integrations.harbor_server.schemas import (
     AgentRequest,
@@ -64,6 +65,8 @@ def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, Ro
     spec: dict[str, Any] = template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     kwargs, overrides = dict(agent.kwargs), dict(request.environment_overrides)
     spec["groupSize"] = 1
+    # The runs of a group are jobs of their own, and must not all draw the same answers.
+    spec["seed"] = derived_seed(template.spec.seed, run_id)
     if agent.import_path is not None:
         if template.spec.agent.is_program:
             raise RunRefused(

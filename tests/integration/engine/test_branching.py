@@ -54,6 +54,8 @@ async def test_branches_continue_from_the_state_and_messages_of_a_turn(
     results = branched.results()
     assert [result.outcome for result in results] == [Outcome.COMPLETED] * 4
     assert [result.reward for result in results] == [1.0] * 4
+    seeds = {result.seed for result in [*results, *source.results()]}
+    assert len(seeds) == 4 + len(source.results()), "a branch with its source's seed would repeat it"
     assert [(result.turns, result.tool_calls) for result in results] == [(2, 2)] * 4
     assert {(r.group, r.branched_from.turn, r.branched_from.snapshot_turn) for r in results if r.branched_from} == {
         (0, 3, 3),

@@ -46,6 +46,30 @@ def test_status_has_the_end_of_an_episode() -> None:
         assert [runner.run_job(seed).status for seed in (1, 2)] == [EpisodeStatus.FINISHED, EpisodeStatus.NO_DATA]
 
 
+def test_members_of_a_group_draw_their_own_answers_in_the_same_episode() -> None:
+    drawn = []
+
+    async def answer(messages: list[dict[str, Any]], seed: int) -> str:
+        drawn.append(seed)
+        return "<answer>end</answer>"
+
+    for _ in range(2):
+        with AgentRunner({"id": GAME}, model=FunctionModel(answer, "test")) as runner:
+            runner.run_job(1)
+    assert len(set(drawn)) == 2
+
+
+def test_model_may_be_the_field_of_a_manifest() -> None:
+    with AgentRunner(
+        {"id": GAME}, model={"function": "tests.integration.environments.test_agent_runner:ends"}
+    ) as runner:
+        assert runner.run_job(1).score == 1.0
+
+
+async def ends(messages: list[dict[str, Any]]) -> str:
+    return "<answer>end</answer>"
+
+
 def test_episodes_are_recorded_in_the_given_output(tmp_path: Path) -> None:
     with AgentRunner({"id": GAME}, model=says("end"), output={"uri": str(tmp_path)}) as runner:
         runner.run_job(1)

@@ -139,16 +139,42 @@ async def test_environment_with_a_wrong_step_result_is_found_before_the_first_ro
 
 
 @pytest.mark.parametrize("action", ["raise", "die"])
+@pytest.mark.parametrize("answers", ["<answer>go</answer>, <answer>{}</answer>", "<answer>go||{}||go</answer>"])
 async def test_a_policy_that_makes_its_environment_fail_keeps_the_rewards_of_its_steps(
-    tmp_path: Path, action: str
+    tmp_path: Path, action: str, answers: str
 ) -> None:
     [result] = await results(
         tmp_path,
-        {"b-0": f"<answer>go</answer>, <answer>{action}</answer>"},
+        {"b-0": answers.format(action)},
         {"id": GAME, "tag": "b"},
         attempts={"limit": 1, "backoffSeconds": 0},
+        agent={"type": "Environment", "config": {"actionSeparator": "||"}},
     )
     assert (result.outcome, result.stop_reason, result.reward) == (Outcome.COMPLETED, StopReason.RESOURCE_LIMIT, 1.0)
+
+
+async def test_only_actions_that_were_taken_are_steps(tmp_path: Path) -> None:
+    """At most 128 calls of an answer are run."""
+    [result] = await results(
+        tmp_path,
+        {"b-0": f"<answer>{'||'.join(['go'] * 200)}</answer>"},
+        {"id": GAME, "tag": "b", "maxSteps": 200},
+        agent={"type": "Environment", "config": {"actionSeparator": "||"}, "maxTurns": 9},
+    )
+    assert (result.reward, result.turns) == (200.0, 2)
+
+
+async def test_long_episodes_are_cut_by_the_agents_context(tmp_path: Path) -> None:
+    sizes = []
+
+    async def answer(messages: list[dict[str, Any]]) -> str:
+        sizes.append(len(messages))
+        return "<answer>go</answer>"
+
+    agent = {"type": "Environment", "context": {"maxMessages": 6}}
+    job = RolloutJob.model_validate(document({"id": GAME, "maxSteps": 9}, agent=agent))
+    await run_job(job, base_dir=tmp_path, environ={}, model=FunctionModel(answer, "test"))
+    assert (len(sizes), max(sizes)) == (9, 6)
 
 
 async def test_environment_in_a_sandbox_with_a_wrong_step_result_gives_no_reward(tmp_path: Path) -> None:

@@ -67,6 +67,16 @@ async def test_neighbours_of_a_failed_environment_continue(pool: EnvironmentPool
     assert [move.observation for move in await calm.take(["a"], "c", NO_WORKSPACE)] == ["a 1", "c 2"]
 
 
+@pytest.mark.parametrize("action", ["hang", "die", "raise"])
+async def test_failure_that_needs_a_neighbour_does_not_count(pool: EnvironmentPool, action: str) -> None:
+    neighbour, episode = game(pool), game(pool)
+    await asyncio.gather(neighbour.start([]), episode.start([]))
+    await episode.take([], "a", NO_WORKSPACE)
+    failing = f"crowded {action}"
+    assert [move.observation for move in await episode.take(["a"], failing, NO_WORKSPACE)] == ["a 1", f"{failing} 2"]
+    assert [move.observation for move in await neighbour.take([], "b", NO_WORKSPACE)] == ["b 1"]
+
+
 async def test_resumed_episode_has_the_time_of_a_step_for_each_repeated_step(pool: EnvironmentPool) -> None:
     environment = TaskEnvironment(id="tests.support.games:Game")
     task = Task(name="t", prompt="{observation}", timeouts=Timeouts(command_seconds=4), environment=environment)

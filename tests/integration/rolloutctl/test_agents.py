@@ -66,6 +66,16 @@ async def test_rows_of_a_batch_become_responses_with_a_mask(server: VllmStandIn)
     assert "trajectories" not in columns
 
 
+async def test_equal_prompts_are_samples_of_their_own(server: VllmStandIn) -> None:
+    client = create_llm_client(KEY, f"{server.url}/v1", "policy")
+    for _ in range(2):
+        await client.generate([{"role": "user", "content": "Hi"}], temperature=1.0)
+    prompts = Batch({}, {"raw_prompt": ["Hi", "Hi"]}, {})
+    await AgenticRollout(AgenticRolloutConfig(), client.generate).generate_sequences(prompts)
+    seeds = [request.seed for request in server.served if request.seed]
+    assert len(seeds) == len(set(seeds)) == 4
+
+
 async def test_lost_row_of_a_batch_has_no_reward_and_affects_no_other() -> None:
     async def generate(messages: Sequence[Mapping[str, Any]], temperature: float = 0.0) -> str:
         if "lost" in messages[-1]["content"]:

@@ -246,7 +246,7 @@ async def test_rerun_repeats_the_calls_that_ran_as_they_ran() -> None:
     oversight = Oversight(plugins=RolloutPlugins(plugins, RolloutInfo(0, 0, 0, 0, 0, TASK), "run"))
     log, states = AttemptLog(MemoryJournal()), cast(WorkspaceStates, SimpleNamespace(workspace=WORKSPACE))
     runner = ToolRunner(0, states, log, AgentClock(60), oversight)
-    results = await runner.run(CallsOfTurn(4, calls, {"bash": bash}, TASK, "5:", 0, interrupted=False))
+    results = await runner.run(CallsOfTurn(4, calls, {"bash": bash}, TASK, "5:", 0, interrupted=False), [])
     plugins.close()
     ran, bash.ran = bash.ran, []
     assert ran == ["safer", *commands[2:MOST_CALLS]]

@@ -33,6 +33,15 @@ def test_the_agents_name_chooses_the_job_and_without_one_it_is_the_first() -> No
     assert (coding.metadata.name, coding.spec.agent.max_turns, coding.spec.group_size) == ("run-1", 9, 1)
 
 
+def test_each_run_draws_its_own_answers_and_the_jobs_seed_decides_which() -> None:
+    other = JOBS["coding"].model_copy(update={"spec": JOBS["coding"].spec.model_copy(update={"seed": 1})})
+    runs = [(name, jobs) for name in ("run-1", "run-2") for jobs in (JOBS, {"coding": other})]
+    request = RunRequest.model_validate({"agent": {"name": "coding"}})
+    seeds = [plan_run(name, request, TASK, jobs).job.spec.seed for name, jobs in runs]
+    assert len(set(seeds)) == 4
+    assert plan_run("run-1", request, TASK, JOBS).job.spec.seed == seeds[0], "a resumed run draws the same"
+
+
 def test_session_of_the_client_is_the_model_and_its_key_is_in_no_manifest() -> None:
     plan = planned(
         agent={"name": "coding", "model_name": "openai/qwen", "llm_proxy_url": "http://proxy/t-1/v1"},
