@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +43,8 @@ class RolloutSession:
     """An open run of a job with `tasks: {stream: {}}`. Sandboxes and connections persist between submissions.
 
     What was submitted is durable before `submit` returns. A session that is opened again under the same name continues
-    the unfinished groups, and yields the finished groups again, oldest first. Skip those up to the `sequence` in the
-    trainer's checkpoint.
+    the unfinished groups, and yields the finished groups again in the same order. A trainer skips as many of them as its
+    checkpoint counts.
     """
 
     def __init__(
@@ -70,7 +69,9 @@ class RolloutSession:
         run_environment = RunEnvironment(base_dir, os.environ, provider, model, plugins=plugins, private=private)
         self._run = open_run(job, [], run_environment, new=new, observer=observer)
         self._in_flight = asyncio.Semaphore(job.spec.tasks.stream.max_in_flight)
-        self._finished: deque[FinishedGroup] = deque()
+        self._finished: dict[int, FinishedGroup] = {}
+        """Finished groups that were not yielded, by their number in the feed."""
+        self._yielded = 0
         self._news = asyncio.Event()
         """Set when iteration may have something to yield."""
         self._unfinished: dict[int, str | None] = {}
@@ -207,17 +208,18 @@ class RolloutSession:
         return await sealed_tokens(self._context.record.store, result.index)
 
     def __aiter__(self) -> AsyncIterator[FinishedGroup]:
-        """Yield finished groups in the order in which they finish."""
+        """Yield finished groups in the order in which they have finished, earlier sessions included."""
         return self
 
     async def __anext__(self) -> FinishedGroup:
         """Return the next finished group. Raises the error that ended the run externally (storage, abort)."""
-        while not self._finished:
+        while self._yielded not in self._finished:
             if self._is_complete:
                 raise StopAsyncIteration
             self._news.clear()
             await self._groups.unless_failed(self._news_or_look())
-        return self._finished.popleft()
+        self._yielded += 1
+        return self._finished.pop(self._yielded - 1)
 
     async def _news_or_look(self) -> None:
         try:
@@ -261,7 +263,7 @@ class RolloutSession:
         self._groups.spawn(start())
 
     async def _group_finished(self, group: int, task: Task, results: Sequence[Result]) -> None:
-        await self._feed.publish(group, results)
-        self._finished.append(FinishedGroup(group, task.name, self._unfinished.pop(group), tuple(results)))
+        number = await self._feed.publish(group, results)
+        self._finished[number] = FinishedGroup(group, task.name, self._unfinished.pop(group), tuple(results))
         self._in_flight.release()
         self._news.set()

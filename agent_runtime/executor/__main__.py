@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from agent_runtime.executor.kernel import name_process
 from agent_runtime.executor.overlay import HostFailure, start_zygote
 
-BROKEN = 1
 USAGE_ERROR = 2
 MODE_IMPOSSIBLE = 3
 # The launcher passes its environment after this option: commands get it, the interpreter and the loader must not.
@@ -72,14 +71,13 @@ def _serve(option: str, value: str, variables: Sequence[str]) -> int:
         print(f"{option if option == '--config-json' else value}: {error}", file=sys.stderr)
         return USAGE_ERROR
     try:
-        is_useful = asyncio.run(serve(config))
+        return asyncio.run(serve(config))
     except HostFailure as failure:
         print(failure, file=sys.stderr)
         return MODE_IMPOSSIBLE
     except OSError as error:
         print(f"cannot start: {error}", file=sys.stderr)
         return USAGE_ERROR
-    return 0 if is_useful else BROKEN
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any
 
 from agent_runtime.executor import CONTRACT_VERSION
@@ -27,6 +28,17 @@ from agent_runtime.executor.sandbox import Sandbox, empty
 _GC_OBJECTS = 7000
 # sigaction(2): `si_code` of a signal sent by kill(2). The kernel sets the sender's pid.
 _SI_USER = 0
+
+
+class End(IntEnum):
+    """Why an executor ended, as its exit code."""
+
+    IDLE = 0
+    """No authenticated request came for `idleSeconds`."""
+    BROKEN = 1
+    """No workspace can be created any more."""
+    STOPPED = 128 + signal.SIGTERM
+    """A signal. Not 0: the kubelet drops the reason of an eviction if all containers of the pod end with 0."""
 
 
 class Daemon:
@@ -66,22 +78,26 @@ class Daemon:
             "guarantees": host.guarantees(),
         }
 
-    async def run(self) -> bool:
-        """Serve until a signal, or until no authenticated request has come for `idleSeconds`: True. Return False if no
-        workspace can be created any more.
-        """
-        told_to_end, is_useful = asyncio.Event(), True
-        _on_stop_signal(told_to_end.set)
+    async def run(self) -> End:
+        """Serve until the end; return its cause."""
+        told_to_end, end = asyncio.Event(), End.IDLE
+
+        def end_stopped() -> None:
+            nonlocal end
+            end = End.STOPPED
+            told_to_end.set()
+
+        _on_stop_signal(end_stopped)
 
         def end_broken(why: str) -> None:
             # Its client then uses another executor. Otherwise all further rollouts here would be lost.
-            nonlocal is_useful
+            nonlocal end
             if not told_to_end.is_set():
                 log(
                     event="broken",
                     message=f"the executor ends: a process that creates or removes workspaces has ended ({why})",
                 )
-                is_useful = False
+                end = End.BROKEN
                 told_to_end.set()
 
         self.sandbox.host.on_broken(end_broken)
@@ -96,7 +112,7 @@ class Daemon:
         told_to_end.set()
         self.server.close()
         await self.sandbox.close()
-        return is_useful
+        return end
 
     async def _wait(self, told_to_end: asyncio.Event, seconds: float | None) -> None:
         """Wait at most this long for the end, or for a new limit of the idle time."""
@@ -159,7 +175,7 @@ def _on_stop_signal(call: Callable[[], None]) -> None:
     threading.Thread(target=wait, name="stop signals", daemon=True).start()
 
 
-async def serve(config: ExecutorConfig) -> bool:
+async def serve(config: ExecutorConfig) -> End:
     """Open the host and run; return as `Daemon.run`. Raises HostFailure if the requested mode is
     unavailable, and OSError.
     """

@@ -31,9 +31,12 @@ LARGEST_ID = 1 << 31
 """Token ids are smaller: inference servers and trainers store them in 32 bits."""
 
 
-MAY_PASS: Final = frozenset({"BadResponse", "KeyRefused", "ModelFailed", "ModelNotFound"})
+MAY_PASS: Final = frozenset({
+    *("BadResponse", "KeyRefused", "ModelFailed", "ModelNotFound", "Redirected", "UnexpectedStatus"),
+})  # fmt: skip
 """Reasons of failures that the front of a server causes now and then, whatever is asked: an error page or half an answer
-with status 200, a route or a key that is unknown while a gateway reloads. Statuses that say so are repeated by the client.
+with status 200, a route or a key that is unknown while a gateway reloads, a status that concerns no request. Statuses that
+ask for a retry are repeated by the client.
 """
 REPEAT_PAUSES: Final = (0.25, 1.0, 4.0)
 """Seconds between the tries: a gateway reloads within a few. If one call in 20 fails so, one in 160,000 fails four times."""

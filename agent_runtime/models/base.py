@@ -175,8 +175,33 @@ class ModelError(Exception):
         self.reason, self.message = reason, message
 
 
-GIVEN_UP = frozenset({"abort", "error"})
-"""Finish reasons of an answer that the server aborted: a pause with mode abort, an internal error."""
+ENDS = frozenset({
+    *("stop", "length", "tool_calls", "function_call", "content_filter"),  # OpenAI
+    *("repetition",),  # vLLM
+    *("eos", "eos_token", "stop_sequence", "model_length"),  # Together, text-generation-inference, Mistral
+    *("end_turn", "max_tokens", "tool_use"),  # gateways to Anthropic
+})  # fmt: skip
+"""Finish reasons of answers that ended as the policy decided, or at a limit."""
+
+FAILED = "error"
+"""Finish reason of an answer in which the server failed. Gateways to other servers also put an error next to it."""
+
+
+def end_of(choice: Mapping[str, Any]) -> str | None:
+    """Return why a choice ended, as an OpenAI-compatible server says it; None if it does not."""
+    if choice.get("error"):
+        return FAILED
+    given = choice.get("finish_reason")
+    if isinstance(given, Mapping):  # SGLang's own form
+        given = given.get("type")
+    return str(given) if given else None
+
+
+def is_given_up(finish_reason: str) -> bool:
+    """Whether the server broke an answer off, such as by `abort`, `error` or `insufficient_system_resource`. An unknown
+    reason counts as one of these: half an answer must not become the policy's last one.
+    """
+    return finish_reason.lower() not in ENDS
 
 
 class AnswerAborted(ModelError):
@@ -194,12 +219,25 @@ class RequestRefused(ModelError):
     """The server refuses the request because of a field or a value, which the sender must change."""
 
 
-class ContextExceeded(Exception):
-    """The prompt exceeds the model's context, which the policy caused."""
+class ConversationRefused(Exception):
+    """The conversation, which the policy wrote, is refused. `is_certain`: not only a server that may refuse everything says
+    so.
+    """
+
+    answers_others = False
+    """The model answered another request right afterwards, so the conversation is the cause."""
+
+    def __init__(self, message: str, *, is_certain: bool = False) -> None:
+        super().__init__(message)
+        self.answers_others = is_certain
 
 
-class ContentFiltered(Exception):
-    """The server refused to answer this conversation, which the policy caused."""
+class ContextExceeded(ConversationRefused):
+    """The prompt exceeds the model's context."""
+
+
+class ContentFiltered(ConversationRefused):
+    """The server's content filter refuses the conversation."""
 
 
 class Model(Protocol):

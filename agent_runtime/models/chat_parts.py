@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_runtime.models.answers import reasoning_of
-from agent_runtime.models.base import ModelError
+from agent_runtime.models.base import ModelError, end_of
 
 
 def first_choice(event: Mapping[str, Any]) -> Any:
@@ -39,7 +39,7 @@ class AnswerParts:
                 return ""
             self.prompt_ids = choice.get("prompt_token_ids") or self.prompt_ids
             self.ids += choice.get("token_ids") or []
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            self.finish_reason = end_of(choice) or self.finish_reason
             self.stop_reason = choice.get("stop_reason") or self.stop_reason
             return self._read(choice, choice.get("logprobs") or {})
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):

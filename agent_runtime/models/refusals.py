@@ -93,8 +93,8 @@ def final_refusal(where: str, status: int, error: str) -> ModelError:
     message = f"{where} answers {status}: {error}"
     if status in (400, 422):  # 422 is FastAPI's answer to an invalid body
         return RequestRefused("BadRequest", message)
-    # Other statuses (payment required, gone, no content) are not caused by the request.
-    return ModelError("ServerError", message)
+    # Other statuses (payment required, failed dependency, no content) are not caused by the request.
+    return ModelError("UnexpectedStatus", message)
 
 
 def config_refusal(where: str, error: str) -> ModelConfigError | None:

@@ -128,10 +128,15 @@ class StreamRecord:
         results = tuple(Result.model_validate(result) for result in json.loads(data))
         return PublishedGroup(shard, sequence, results[0].group, results)
 
-    async def published_groups(self, shard: int) -> set[int]:
-        """Return the groups that a shard has published."""
-        keys = [meta.key for meta in await self._store.list(f"feed/{shard}")]
-        return {json.loads(data)[0]["group"] for data in await self._store.get_all(keys) if data is not None}
+    async def published_groups(self, shard: int) -> dict[int, int]:
+        """Return the groups that a shard has published, with their sequence numbers."""
+        numbers = range(len(await self._store.list(f"feed/{shard}")))
+        published = await self._store.get_all([_feed_key(shard, number) for number in numbers])
+        return {
+            json.loads(data)[0]["group"]: number
+            for number, data in zip(numbers, published, strict=True)
+            if data is not None
+        }
 
     async def _append(self, body: bytes) -> int:
         """Create the next entry; return its number. Raises StreamClosed."""
@@ -151,15 +156,16 @@ class Feed:
 
     def __init__(self, record: StreamRecord, shard: int) -> None:
         self._record, self._shard = record, shard
-        self._given: set[int] = set()
+        self._given: dict[int, int] = {}
+        """Sequence numbers by group."""
         self._giving = asyncio.Lock()
 
     async def open(self) -> None:
         """Read what earlier processes have published."""
         self._given = await self._record.published_groups(self._shard)
 
-    async def publish(self, group: int, results: Sequence[Result]) -> None:
-        """Publish a group unless it was published."""
+    async def publish(self, group: int, results: Sequence[Result]) -> int:
+        """Publish a group unless it was published; return its sequence number."""
         async with self._giving:
             while group not in self._given:
                 sequence = len(self._given)
@@ -167,9 +173,10 @@ class Feed:
                     # An earlier process, considered dead, has published a group meanwhile.
                     other = await self._record.published_group(self._shard, sequence)
                     assert other is not None, "entries are never removed"
-                    self._given.add(other.group)
+                    self._given[other.group] = sequence
                 else:
-                    self._given.add(group)
+                    self._given[group] = sequence
+            return self._given[group]
 
 
 def _feed_key(shard: int, sequence: int) -> str:

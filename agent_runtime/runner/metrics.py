@@ -33,7 +33,7 @@ MOST_REASONS = 32
 OTHER = "Other"
 USUAL_REASONS = frozenset(
     (
-        *("Timeout", "Unreachable", "RateLimited", "ServerError", "BadResponse", "BadRequest"),
+        *("Timeout", "Unreachable", "RateLimited", "ServerError", "UnexpectedStatus", "BadResponse", "BadRequest"),
         *("Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "DeadlineExceeded", "OOMKilled"),
     )
 )

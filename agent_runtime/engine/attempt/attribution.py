@@ -14,7 +14,7 @@ from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.environments.host import EnvironmentFailure, EnvironmentFault
 from agent_runtime.extensions import described, traceback_of
 from agent_runtime.grading.grade import VerifierUnavailable
-from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
+from agent_runtime.models.base import ContextExceeded, ConversationRefused, ModelConfigError, ModelError, RequestRefused
 from agent_runtime.plugins.plugins import PluginFailed
 from agent_runtime.recording.artifacts import ArtifactsTooLarge
 from agent_runtime.recording.epoch_log import Superseded
@@ -46,6 +46,8 @@ any time.
 """
 REQUESTS_OWN_FAULTS = frozenset({"BadRequest", "NoToolParser", "TextModel"})
 """Reasons of a ModelError that depend on the content of the request, which the policy may have written."""
+REFUSES_ALL = "did not answer a short test request either"
+"""What a refusal proves nothing against the request without."""
 REQUEST_TOO_LARGE = "TooLarge"
 """The executor's error for a request beyond its limits, or for more calls than it can remember."""
 AGENTS_TO_HANDLE = (FileError, NoSuchCheckpoint, LayerTooLarge)
@@ -133,10 +135,10 @@ def attribute(error: BaseException, situation: Situation) -> Decision:
             return _of_agent(error.error)
         case Stop(reason=StopReason()):
             return _complete(error.reason, error.message)
-        case ContextExceeded():
-            return _complete(StopReason.CONTEXT_EXCEEDED, str(error))
-        case ContentFiltered():
-            return _complete(StopReason.CONTENT_FILTER, str(error))
+        case ConversationRefused() if not error.answers_others:
+            return _retry(type(error).__name__, f"{error}; the model {REFUSES_ALL}", situation)
+        case ConversationRefused():
+            return _of_conversation(error)
         case OutOfTime():
             return _complete(StopReason.AGENT_TIMEOUT, str(error))
         case StalePolicy():
@@ -181,7 +183,9 @@ def attribute(error: BaseException, situation: Situation) -> Decision:
 
 def _of_agent(error: Exception) -> Decision:
     """The agent's code belongs to the job, but the policy's answers can make it raise. Therefore the rollout is graded."""
-    if isinstance(error, Stop | ContextExceeded | ContentFiltered):
+    if isinstance(error, ConversationRefused):
+        return _of_conversation(error)
+    if isinstance(error, Stop):
         meant = attribute(error, Situation(Phase.AGENT))
         if meant.action is Action.COMPLETE:
             return meant
@@ -189,10 +193,18 @@ def _of_agent(error: Exception) -> Decision:
     return Decision(Action.COMPLETE, "AgentError", message, StopReason.AGENT_ERROR, traceback=traceback_of(error))
 
 
+def _of_conversation(error: ConversationRefused) -> Decision:
+    is_long = isinstance(error, ContextExceeded)
+    return _complete(StopReason.CONTEXT_EXCEEDED if is_long else StopReason.CONTENT_FILTER, str(error))
+
+
 def _of_model(error: ModelError, situation: Situation) -> Decision:
     of_request = isinstance(error, RequestRefused) or error.reason in REQUESTS_OWN_FAULTS
     answered = situation.answered or error.after_tokens
     if of_request and answered and situation.phase is Phase.AGENT:
+        if not error.answers_others:
+            # An empty account, a broken gateway.
+            return _retry(error.reason, f"{error.message}; the model {REFUSES_ALL}", situation)
         # The request contains the policy's answers, so a refused request must not mask the rollout.
         return _complete(StopReason.AGENT_ERROR, str(error))
     if error.answers_others:

@@ -21,8 +21,7 @@ from agent_runtime.engine.scheduling.shard import turn_seed
 from agent_runtime.models.answers import MAY_PASS, repeated
 from agent_runtime.models.base import (
     CallHealth,
-    ContentFiltered,
-    ContextExceeded,
+    ConversationRefused,
     Model,
     ModelError,
     ModelReply,
@@ -34,7 +33,7 @@ from agent_runtime.models.probe import PROBE_TOKENS, SelfTesting, is_answered, p
 from agent_runtime.models.token_history import TokenHistory
 from agent_runtime.proxy.chat import PromptModel, SelectiveModel, TokenCounter
 from agent_runtime.proxy.history import History, failed_calls, unanswered_calls
-from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, StopReason
+from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record
 
 UPDATED = "OtherPolicy"
 """Reason that only a policy update causes, never a request."""
@@ -42,19 +41,23 @@ UPDATED = "OtherPolicy"
 SILENT = "a call had no answer when the agent's time ran out or the agent gave it up, and no other call was answered"
 
 
-async def probe(error: ModelError, model: Model | None, assignment: Assignment, session: str) -> None:
+async def probe(
+    error: ModelError | ConversationRefused, model: Model | None, assignment: Assignment, session: str
+) -> None:
     """Record in the error whether the model answers a request without the policy's content.
 
     It has the session of the failed request, so that routers send it to the server that failed. A request that timed
     out is also sent again, limited to a few tokens. If these arrive, the policy's answer was too long.
     """
-    if model is None or error.answers_others or error.reason == UPDATED:
+    if model is None or error.answers_others or (isinstance(error, ModelError) and error.reason == UPDATED):
         return
     rollout = assignment.rollout
     request = probe_request(
         seed=rollout.seed, session=session, task=rollout.task.name, member=rollout.member, group=assignment.model_group
     )
     error.answers_others = await is_answered(model, request)
+    if not isinstance(error, ModelError):
+        return
     # With token capture, the error already says whether any token arrived.
     is_unclear = error.reason == "Timeout" and model.token_capture != "Tokens" and not isinstance(model, SelfTesting)
     if error.answers_others and is_unclear and error.request is not None:
@@ -115,7 +118,7 @@ class ModelCalls:
         failing = None if (why := self._health.failing) is None else ModelError("Unreachable", why)
         return await trouble_of(failing, self._cut_off, self.probe)
 
-    async def probe(self, error: ModelError) -> None:
+    async def probe(self, error: ModelError | ConversationRefused) -> None:
         """See `probe`."""
         await probe(error, self._model(), self._assignment, self._session)
 
@@ -191,8 +194,8 @@ class AttemptModel:
         """Why calls had no answer, by turn, except calls whose request was the cause."""
         self.unanswered: set[int] = set()
         """Turns of calls that the program gave up before an answer or a failure."""
-        self.refusal: StopReason | None = None
-        """Why the model refused the latest call; None if it was answered."""
+        self.refusal: ModelError | ConversationRefused | None = None
+        """Why the model refused the latest call; None if it was answered, or failed."""
         self.parked = 0
         """Calls that wait for the next runner."""
         self._failing_since: float | None = None
@@ -285,16 +288,14 @@ class AttemptModel:
                 self.unanswered.add(request.turn)
             raise
         except ModelError as error:
-            self.refusal = None
             if error.reason in REQUESTS_OWN_FAULTS:
-                self.failure = None
+                self.failure, self.refusal = None, error
             else:
+                self.refusal = None
                 self._failed(request, error, began, now())
             raise
-        except (ContextExceeded, ContentFiltered) as error:
-            self.failure, self._failing_since = None, None
-            is_long = isinstance(error, ContextExceeded)
-            self.refusal = StopReason.CONTEXT_EXCEEDED if is_long else StopReason.CONTENT_FILTER
+        except ConversationRefused as error:
+            self.failure, self.refusal, self._failing_since = None, error, None
             raise
         finally:
             del self._under_way[call]

@@ -32,7 +32,7 @@ from agent_runtime.engine.attempt.snapshots import Keeping, WorkspaceStates
 from agent_runtime.engine.attempt.tool_calls import CallsOfTurn, ToolRunner
 from agent_runtime.engine.events import ModelCallFailing, TurnEnded
 from agent_runtime.extensions import contained
-from agent_runtime.models.base import Model, ModelError, ModelReply, ToolCall
+from agent_runtime.models.base import ConversationRefused, Model, ModelError, ModelReply, ToolCall
 from agent_runtime.models.token_history import answer_record, recorded_answer
 from agent_runtime.plugins.plugins import CHANGED
 from agent_runtime.recording.branches import branch_of, has_own_answer
@@ -244,7 +244,7 @@ class Turns:
         else:
             assert raised is not None, "without an error, the agent has returned"
             cause = AgentRaised(raised)
-        if isinstance(cause, ModelError):
+        if isinstance(cause, ModelError | ConversationRefused):
             await self._clock.untimed(self._models.probe(cause))
         answered = has_own_answer(self._log.records)
         situation = replace(self._situation, phase=Phase.AGENT, answered=answered, exposed=self.exposed)

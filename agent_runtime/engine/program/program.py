@@ -30,7 +30,7 @@ from agent_runtime.engine.program.program_rules import (
 )
 from agent_runtime.engine.scheduling.completion_rules import StalePolicy
 from agent_runtime.executor.timing import TICK_SECONDS
-from agent_runtime.models.base import Model, ModelError
+from agent_runtime.models.base import ConversationRefused, Model, ModelError
 from agent_runtime.proxy.app import make_app, server_runner
 from agent_runtime.proxy.handler import LATE_HEAD_SECONDS, Handler
 from agent_runtime.proxy.history import given_up
@@ -255,6 +255,10 @@ class Program:
             if ended.failure is None and self._gave_up(ended.result, self._model.unanswered):
                 # The program may give up and end before this process gives up a hanging server.
                 ended = replace(ended, failure=await trouble_of(None, True, self._probe))
+            if ended.failure is None and (refusal := ended.refusal) is not None:
+                await self._probe(refusal)
+                if not refusal.answers_others:
+                    ended = replace(ended, failure=refusal)
             return stop_of(ended)
         except Exception as raised:  # noqa: BLE001 `attribute` decides
             error = await self._cause_of(raised)
@@ -272,7 +276,7 @@ class Program:
         if isinstance(error, OutOfTime):
             # If the model failed, the server used up the time, not the policy.
             error = await trouble_of(self._model.trouble(), self._was_asked, self._probe) or error
-        if isinstance(error, ModelError):
+        if isinstance(error, ModelError | ConversationRefused):
             await self._probe(error)
         return error
 
@@ -388,7 +392,7 @@ class Program:
         self._was_asked = self._model.is_asked
         self._fail(OutOfTime(f"timeouts.agentSeconds {seconds} ran out"))
 
-    async def _probe(self, error: ModelError) -> None:
+    async def _probe(self, error: ModelError | ConversationRefused) -> None:
         await probe(error, self._current_model(), self._assignment, self._session)
 
     async def _over_budget(self, over: Exhausted) -> None:

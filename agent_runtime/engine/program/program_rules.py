@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_runtime.agents.program import PROMPT_FILE
-from agent_runtime.models.base import ModelError
+from agent_runtime.models.base import ContextExceeded, ConversationRefused, ModelError
 from agent_runtime.proxy.history import given_up
 from agent_runtime.proxy.limits import Exhausted
 from agent_runtime.sandboxes.base import INTERRUPTED, CommandResult, SandboxFailure
@@ -50,9 +50,9 @@ class Ended:
     result: CommandResult
     over: Exhausted | None = None
     """The limit that it reached."""
-    failure: ModelError | None = None
+    failure: ModelError | ConversationRefused | None = None
     """Why the model did not answer its latest call; or another call that it gave up, if the program failed."""
-    refusal: StopReason | None = None
+    refusal: ModelError | ConversationRefused | None = None
     """Why the model refused its latest call."""
     cut: bool = False
     """A runner died during a call, so that the answer may be incomplete; or a call arrived while there was no runner."""
@@ -81,6 +81,8 @@ def stop_of(ended: Ended) -> tuple[StopReason, str]:
         )
     if ended.over is not None:
         return ended.over.reason, ended.over.message
-    if ended.refusal is not None:
-        return ended.refusal, f"the model refused the agent's last call: {output}"
+    if isinstance(ended.refusal, ConversationRefused):
+        is_long = isinstance(ended.refusal, ContextExceeded)
+        reason = StopReason.CONTEXT_EXCEEDED if is_long else StopReason.CONTENT_FILTER
+        return reason, f"the model refused the agent's last call: {output}"
     return StopReason.AGENT_ERROR, f"the agent ended with {result.ending}: {output}"

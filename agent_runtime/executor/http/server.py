@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
 
@@ -337,6 +338,7 @@ class Connection(asyncio.Protocol):
         """Hand the connection, including bytes already received, to the other protocol."""
         self._is_handed_over = True
         self._server.connections.pop(self, None)
+        self._server.handed_over.add(self._transport)
         self.send(reply.head())
         self._transport.set_protocol(reply.protocol)
         self._transport.resume_reading()
@@ -352,6 +354,8 @@ class Server:
         self.application = application
         self._max_connections = max_connections
         self.connections: dict[Connection, None] = {}
+        self.handed_over = weakref.WeakSet[asyncio.Transport]()
+        """Connections that another protocol has taken over."""
         self._sweep: asyncio.TimerHandle | None = None
 
     async def listen(self, address: str) -> str:
@@ -378,6 +382,9 @@ class Server:
             self._sweep.cancel()
         for connection in list(self.connections):
             connection.abort()
+        # A command that came now would fail because its workspace is being destroyed, which does not say why.
+        for transport in list(self.handed_over):
+            transport.abort()
 
     def admit(self, connection: Connection) -> None:
         """Count a new connection. Over the limit, the oldest unauthenticated one is closed, or else the new one."""

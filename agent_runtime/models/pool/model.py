@@ -19,7 +19,16 @@ CALL_SECONDS = 600.0
 UNKNOWN_SECONDS = 10.0
 """Wait for a late status that determines a finished answer's version; after it the version is recorded as unknown."""
 TRANSIENT = frozenset(
-    {"Unreachable", "Interrupted", "NotReady", "OtherPolicy", "RateLimited", "ServerError", "Timeout"}
+    {
+        "Unreachable",
+        "Interrupted",
+        "NotReady",
+        "OtherPolicy",
+        "RateLimited",
+        "ServerError",
+        "Timeout",
+        "UnexpectedStatus",
+    }
 )
 """Reasons of failures that may not recur at another server or later."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent_runtime.models.answers import arrived
-from agent_runtime.models.base import GIVEN_UP, AnswerAborted, ModelError, ModelReply
+from agent_runtime.models.base import AnswerAborted, ModelError, ModelReply, is_given_up
 from agent_runtime.models.chat_parts import AnswerParts
 from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.providers.openai_endpoint import stop_sequence, usage_of
@@ -71,7 +71,7 @@ class CompletionParts(AnswerParts):
         """Return the complete reply. Raises ModelError if its end is missing."""
         if self.finish_reason is None:
             raise ModelError("BadResponse", f"{self.source}: the completion has no finish_reason")
-        if self.finish_reason in GIVEN_UP:
+        if is_given_up(self.finish_reason):
             raise AnswerAborted(self.model, self.finish_reason)
         exact = self.prompt_ids is not None and bool(self.ids) and len(self.ids) == len(self.logprobs)
         return ModelReply(

@@ -9,13 +9,14 @@ from typing import Any
 
 from agent_runtime.models.answers import arrived, heard
 from agent_runtime.models.base import (
-    GIVEN_UP,
     AnswerAborted,
     ContextExceeded,
     ModelConfigError,
     ModelError,
     ModelReply,
     ModelRequest,
+    end_of,
+    is_given_up,
 )
 from agent_runtime.models.chat_parts import ChatParts
 from agent_runtime.models.http_client import Answer, CallOptions, JsonClient
@@ -221,8 +222,8 @@ def parse_completion(payload: Any, source: str = "the model") -> ModelReply:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
         raise ModelError("BadResponse", f"{source}: choices: expected a list with one object, got {str(payload)[:200]}")
     choice = choices[0]
-    finish_reason = str(choice.get("finish_reason") or "stop")
-    if finish_reason in GIVEN_UP:
+    finish_reason = end_of(choice) or "stop"
+    if is_given_up(finish_reason):
         raise AnswerAborted(source, finish_reason)
     message = choice.get("message")
     if not isinstance(message, Mapping):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime.models.base import GIVEN_UP, ModelConfigError, ModelReply
+from agent_runtime.models.base import ModelConfigError, ModelReply, is_given_up
 from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.refusals import final_refusal
 from agent_runtime.models.sglang.supported_fields import GRAMMARS, TEMPLATE, sampling_params, without_effect
@@ -166,7 +166,7 @@ class SglangRoutes(TokenRoutes):
             # Without --incremental-streaming-output each event repeats all ids so far.
             ids = ids[received:]
         elif len(ids) != new:
-            if finish in GIVEN_UP:
+            if finish and is_given_up(finish):
                 # SGLang repeats the last id when it aborts a waiting call (managers/tokenizer_manager.py:
                 # _handle_abort_req), so the ids that did not arrive before are unknown.
                 return Chunk(finish_reason=finish, cached_tokens=cached)

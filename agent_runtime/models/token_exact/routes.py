@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agent_runtime.models.answers import check_tokens
-from agent_runtime.models.base import GIVEN_UP, ContextExceeded, ModelError, ModelReply
+from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, is_given_up
 from agent_runtime.models.http_client import CallOptions, JsonClient, StreamBroken
 from agent_runtime.models.refusals import final_refusal
 from agent_runtime.models.token_exact.answer_text import Stops
@@ -18,8 +18,6 @@ from agent_runtime.models.token_exact.prefix import end_of_turn, find_seam, have
 from agent_runtime.models.token_exact.weight_versions import extended, reported_spans
 from rollout_api.records import Message, PolicySpan
 
-UNFINISHED = GIVEN_UP | {""}
-"""Finish reasons of an answer that has not ended, or that the server aborted."""
 PROBE: Message = {"role": "user", "content": "Say ok."}
 PROBE_TOKENS = 8
 MOST_OVER_LIMIT = 1024
@@ -229,7 +227,7 @@ class TokenRoutes:
                     raise self._bad(self.GENERATE, "stream", f"at most {limit} tokens", f"{len(progress.ids)} so far")
                 if chunk.weight_versions:
                     progress.policy_spans = self._spans(progress, before, chunk.weight_versions)
-                if ending.finish_reason not in UNFINISHED:
+                if not is_given_up(ending.finish_reason):
                     progress.finish_reason = ending.finish_reason
         if progress.finish_reason is None:
             raise StreamBroken(
@@ -280,7 +278,8 @@ class TokenRoutes:
         if longest is None:
             return asked
         if len(prompt) >= longest:
-            raise ContextExceeded(f"the prompt has {len(prompt)} tokens, but the model's context is {longest} tokens")
+            words = f"the prompt has {len(prompt)} tokens, but the model's context is {longest} tokens"
+            raise ContextExceeded(words, is_certain=True)
         return min(asked, longest - len(prompt)) if asked is not None else longest - len(prompt)
 
     async def _max_model_len(self, options: CallOptions) -> int | None:

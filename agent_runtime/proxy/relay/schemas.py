@@ -19,7 +19,6 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from agent_runtime.models.base import (
-    GIVEN_UP,
     AnswerAborted,
     ContentFiltered,
     ContextExceeded,
@@ -29,6 +28,7 @@ from agent_runtime.models.base import (
     ModelRequest,
     RequestRefused,
     TokenPrefix,
+    is_given_up,
 )
 from rollout_api.base import ApiModel
 from rollout_api.model import Sampling
@@ -222,7 +222,7 @@ def reply_of(message: Mapping[str, Any]) -> ModelReply:
         told = _Answer.model_validate(message)
     except ValidationError as error:
         raise FormError(f"completion_response: {_first(error)}") from None
-    if told.finish_reason in GIVEN_UP:
+    if told.finish_reason and is_given_up(told.finish_reason):
         raise AnswerAborted("the worker's server", told.finish_reason)
     answer = told.assistant()
     if answer.get("role") != "assistant":

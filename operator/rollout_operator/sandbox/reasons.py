@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from rollout_api.conditions import true_conditions
 from rollout_api.on_cluster import nodes
 from rollout_api.on_cluster.objects import Manifest
 from rollout_api.on_cluster.template import BUNDLE_VOLUME, CONTAINER
@@ -123,8 +124,8 @@ def ending_of(pod: Manifest) -> Ending | None:
         return Ending(FinishedReason(disrupted[0]), disrupted[1])
     if status.get("reason") == "DeadlineExceeded":
         return Ending(FinishedReason.DEADLINE_EXCEEDED, "its lifetime is over (spec.lifetimeSeconds)")
-    if status.get("reason") == "Evicted":
-        message = _message_of(status, "Evicted")
+    if (evicted := _eviction(status)) is not None and is_over:
+        message = _message_of(evicted, "Evicted")
         reason = next((_EVICTIONS[phrase] for phrase in _EVICTIONS if phrase in message), FinishedReason.EVICTED)
         return Ending(reason, message)
     if ended and ended.get("reason") == "OOMKilled":
@@ -144,6 +145,16 @@ def ending_of(pod: Manifest) -> Ending | None:
         why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
         return Ending(FinishedReason.EVICTED, f"its node refused the pod: {why or 'no reason was given'}")
     return None
+
+
+def _eviction(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what has the message of the kubelet's eviction. The status loses it if the executor ended with 0 at that
+    moment.
+    """
+    if status.get("reason") == "Evicted":
+        return status
+    target = true_conditions(status).get("DisruptionTarget", {})
+    return target if target.get("reason") == "TerminationByKubelet" else None
 
 
 def _exit(ended: Mapping[str, Any]) -> Ending:

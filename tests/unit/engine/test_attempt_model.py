@@ -20,7 +20,7 @@ from agent_runtime.models.base import (
     RequestRefused,
 )
 from rollout_api.model import Sampling
-from rollout_api.records import CallError, DeliveryRecord, IntentRecord, Message, Record, StopReason
+from rollout_api.records import CallError, DeliveryRecord, IntentRecord, Message, Record
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
@@ -130,8 +130,9 @@ async def test_a_failure_that_the_programs_request_can_cause_is_not_an_excuse(re
 
 async def test_a_refusal_is_remembered_until_the_next_answer() -> None:
     bench = Bench()
-    await bench.fails(ContextExceeded("too long"))
-    assert (bench.model.refusal, bench.model.failure) == (StopReason.CONTEXT_EXCEEDED, None)
+    for refusal in (ContextExceeded("too long"), RequestRefused("BadRequest", "no such field")):
+        await bench.fails(refusal)
+        assert (bench.model.refusal, bench.model.failure) == (refusal, None)
     await bench.answers()
     assert bench.model.refusal is None
 

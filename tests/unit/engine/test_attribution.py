@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -25,8 +26,16 @@ from agent_runtime.engine.scheduling.completion_rules import StalePolicy
 from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.environments.host import EnvironmentFailure, EnvironmentFault
 from agent_runtime.grading.grade import VerifierUnavailable
-from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
-from agent_runtime.models.refusals import final_refusal
+from agent_runtime.models.answers import MAY_PASS
+from agent_runtime.models.base import (
+    ContentFiltered,
+    ContextExceeded,
+    ConversationRefused,
+    ModelConfigError,
+    ModelError,
+    RequestRefused,
+)
+from agent_runtime.models.refusals import final_refusal, refusal
 from agent_runtime.plugins.plugins import PluginFailed
 from agent_runtime.recording.artifacts import ArtifactsTooLarge
 from agent_runtime.recording.epoch_log import Superseded
@@ -69,6 +78,20 @@ def at_request(kind: type[ModelError], reason: str = "ServerError", *, after_tok
     return error
 
 
+R = TypeVar("R", ModelError, ConversationRefused)
+
+
+def after_test(refusal: R) -> R:
+    """Return a refusal after which the model answered a test request."""
+    refusal.answers_others = True
+    return refusal
+
+
+def bad_request() -> RequestRefused:
+    return RequestRefused("BadRequest", "m")
+
+
+TOO_LONG = after_test(ContextExceeded("m"))
 IN_ANSWER = at_request(ModelError, "Timeout", after_tokens=True)
 
 
@@ -133,9 +156,10 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The same at one request, and it answers another one", at_request(ModelConfigError), SHARED, AGAIN_ATTEMPT, NOTED),
     ("The same at the first request", at_request(ModelConfigError), FIRST_CALL, AGAIN_ATTEMPT, None),
     ("The server refuses the first request", RequestRefused("BadRequest", "m"), FIRST_CALL, AGAIN_ATTEMPT, None),
-    ("It refuses a request with the policy's answers in it", RequestRefused("BadRequest", "m"), SHARED, COMPLETE, ERROR),
-    ("The prompt is longer than the context", ContextExceeded("m"), SHARED, COMPLETE, StopReason.CONTEXT_EXCEEDED),
-    ("The server filtered the conversation", ContentFiltered("m"), SHARED, COMPLETE, StopReason.CONTENT_FILTER),
+    ("It refuses a request with the policy's answers in it", after_test(bad_request()), SHARED, COMPLETE, ERROR),
+    ("The prompt is longer than the context", TOO_LONG, SHARED, COMPLETE, StopReason.CONTEXT_EXCEEDED),
+    ("The server filtered the conversation", after_test(ContentFiltered("m")), SHARED, COMPLETE, StopReason.CONTENT_FILTER),
+    ("It refuses a short test request as well", bad_request(), SHARED, AGAIN_ATTEMPT, None),
     ("The rollout lags behind `model.maxPolicyLag`", StalePolicy("m"), SHARED, CANCEL, None),
     # The agent
     ("A budget is used up, or a tool ended the rollout", Stop(StopReason.MAX_TURNS), SHARED, COMPLETE, StopReason.MAX_TURNS),
@@ -320,8 +344,19 @@ def test_failures_before_the_first_action_are_retried(error: Exception, situatio
 
 @pytest.mark.parametrize("status", [204, 402, 404, 410, 451])
 def test_status_that_refuses_no_request_never_grades_what_was_begun(status: int) -> None:
-    assert attribute(final_refusal("http://model", status, "no credit left"), SHARED).action is Action.RETRY_ATTEMPT
-    assert attribute(final_refusal("http://model", 400, "logit_bias"), SHARED).action is Action.COMPLETE
+    refused = final_refusal("http://model", status, "no credit left")
+    assert attribute(refused, SHARED).action is Action.RETRY_ATTEMPT
+    assert refused.reason in MAY_PASS
+    assert attribute(after_test(final_refusal("http://model", 400, "logit_bias")), SHARED).action is Action.COMPLETE
+
+
+@pytest.mark.parametrize(
+    "words", ["Budget has been exceeded", "Your credit balance is too low", "maximum context length is 9"]
+)
+def test_server_that_refuses_everything_is_not_the_policys_fault(words: str) -> None:
+    error = refusal(400, {"error": {"message": words}}) or final_refusal("http://model", 400, words)
+    for situation in (SHARED, ALONE, AGAIN, ONCE_MORE):
+        assert attribute(error, situation).action is Action.RETRY_ATTEMPT
 
 
 def every_subclass(of: type[BaseException]) -> list[type[BaseException]]:

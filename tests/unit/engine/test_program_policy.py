@@ -7,7 +7,7 @@ import pytest
 
 from agent_runtime.engine.program.program import Program
 from agent_runtime.engine.program.program_rules import LONGEST_ARGUMENT, Ended, is_cut, refuse_long_arguments, stop_of
-from agent_runtime.models.base import ModelError
+from agent_runtime.models.base import ContextExceeded, ModelError
 from agent_runtime.proxy.limits import Exhausted
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
 from rollout_api.records import DeliveryRecord, IntentRecord, Record, ResponseRecord, StopReason
@@ -63,7 +63,7 @@ def test_program_that_ends_after_a_cut_call_is_interrupted(ending: CommandResult
         (Ended(result(None, signal=9)), StopReason.AGENT_ERROR, "ended with signal 9"),
         (Ended(result(None, signal=9, cause="Processes")), StopReason.AGENT_ERROR, "ended with Processes"),
         (Ended(result(1), over=OVER), StopReason.MAX_TURNS, "its 3 turns are used up"),
-        (Ended(result(1), refusal=StopReason.CONTEXT_EXCEEDED), StopReason.CONTEXT_EXCEEDED, "boom"),
+        (Ended(result(1), refusal=ContextExceeded("too long")), StopReason.CONTEXT_EXCEEDED, "boom"),
     ],
 )
 def test_programs_own_failure_counts_against_the_policy(ended: Ended, reason: StopReason, words: str) -> None:

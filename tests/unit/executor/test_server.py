@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_runtime.executor.http import server
-from agent_runtime.executor.http.messages import Reply
+from agent_runtime.executor.http.messages import Reply, Switched
 from agent_runtime.executor.http.server import Request, Server
 
 
@@ -34,3 +34,24 @@ async def test_upload_waits_for_a_runner_that_waits_for_storage(
     finally:
         writer.close()
         served.close()
+
+
+async def test_server_that_closes_ends_connections_with_other_protocols_too(tmp_path: Path) -> None:
+    """Commands that came over them later would fail because their workspaces are being destroyed, which hides that the
+    executor was stopped, by an eviction or a drain.
+    """
+
+    async def application(request: Request) -> Switched:
+        return Switched("test", asyncio.Protocol())
+
+    served = Server(application)
+    await served.listen(f"unix:{tmp_path}/socket")
+    reader, writer = await asyncio.open_unix_connection(str(tmp_path / "socket"))
+    try:
+        writer.write(b"POST / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: test\r\nContent-Length: 0\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 101 Switching Protocols\r\n"
+        served.close()
+        async with asyncio.timeout(10):
+            await reader.read()
+    finally:
+        writer.close()

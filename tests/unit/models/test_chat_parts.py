@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.base import ModelError
+from agent_runtime.models.base import AnswerAborted, ModelError
 from agent_runtime.models.chat_parts import ChatParts
 from agent_runtime.models.providers.openai_endpoint import parse_completion
 
@@ -77,6 +77,24 @@ def test_stream_without_its_end_is_not_an_answer() -> None:
         parts.payload()
 
 
-def test_finish_reason_that_is_an_object_is_kept_as_text() -> None:
+def test_finish_reason_may_be_an_object() -> None:
     choice = {"message": {"content": "x"}, "finish_reason": {"type": "stop"}}
-    assert parse_completion({"choices": [choice]}).finish_reason == "{'type': 'stop'}"
+    assert parse_completion({"choices": [choice]}).finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        *({"finish_reason": reason} for reason in ("abort", "insufficient_system_resource", "network_error")),
+        {"finish_reason": None, "error": {"message": "the provider failed"}},
+        {"finish_reason": "stop", "error": {"code": 502}},
+    ],
+)
+def test_answer_that_the_server_broke_off_is_none(end: dict[str, Any]) -> None:
+    with pytest.raises(AnswerAborted):
+        parse_completion({"choices": [{"message": {"content": "half of"}, **end}]})
+    parts = ChatParts()
+    parts.add({"choices": [{"delta": {"content": "half of"}}]})
+    parts.add({"choices": [{"delta": {}, **end}]})
+    with pytest.raises(AnswerAborted):
+        parse_completion(parts.payload())

@@ -71,6 +71,12 @@ OWN_STORAGE = [
             "Evicted",
         ),
         (ended(143), {"conditions": disrupted("EvictionByEvictionAPI")}, "Evicted"),
+        (ended(0), {"phase": "Succeeded", "conditions": disrupted("TerminationByKubelet", "low on memory")}, "Evicted"),
+        (
+            ended(0),
+            {"phase": "Succeeded", "conditions": disrupted("TerminationByKubelet", OWN_STORAGE[2])},
+            "StorageExceeded",
+        ),
         (None, {"conditions": disrupted("DeletionByPodGC"), "phase": "Failed"}, "NodeLost"),
         (ended(137), {"conditions": disrupted("TerminationByKubelet"), "reason": "Preempting"}, "Preempted"),
         (ended(0), {"conditions": disrupted("TerminationByKubelet"), "reason": "Terminated"}, "NodeLost"),
