@@ -35,6 +35,8 @@ EXECUTOR_PORT = 8470
 EXECUTOR_PATH = "/.rollout/executor"
 """Mount path of the executor's bundle in a sandbox pod. Its launcher is the file `executor` in that folder."""
 EXECUTOR_STATE = "/.rollout/state"
+MOST_LAYER_BYTES = 20 << 30
+"""Limit of the restored layers that a sandbox keeps for later workspaces: a tenth of an ordinary node's disk."""
 """The emptyDir with the writable layers."""
 RUNNER_METRICS_PORT = 9090
 MODEL_SERVER_LABEL = f"{API_GROUP}/model-server"

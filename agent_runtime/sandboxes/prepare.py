@@ -25,14 +25,13 @@ from agent_runtime.sandboxes.base import (
     WorkspaceSpec,
 )
 from agent_runtime.shared_tasks import has_failed, started
+from rollout_api.cluster import MOST_LAYER_BYTES
 
 # Turn in the keys of operations on the workspace itself. It is above all real turns, so these keys are never
 # acknowledged.
 LIFECYCLE_TURN = 10**9
 # Limits of a failed setup command's output in the message: enough for a traceback, short enough for a status.
 LAST_LINES, LAST_CHARACTERS = 20, 4000
-# Limit of the restored layers that a sandbox keeps for later workspaces: a tenth of an ordinary node's disk.
-MOST_LAYER_BYTES = 20 << 30
 # Limit of the command in the message: enough to recognise it.
 COMMAND_CHARACTERS = 500
 

@@ -15,6 +15,7 @@ from rollout_api.cluster import (
     EXECUTOR_PORT,
     EXECUTOR_STATE,
     MANAGED_BY,
+    MOST_LAYER_BYTES,
     NETWORK_LABEL,
     ROLE_LABEL,
     SANDBOX_LABEL,
@@ -61,9 +62,18 @@ class Needs:
         """Bytes that the executor may write besides the workspaces."""
         return EXECUTOR_DISK + self.places * WORKSPACE_DISK
 
+    @property
+    def disk_limit(self) -> int | None:
+        """Return the bytes at which the kubelet ends the pod. It must never act before the executor, which ends the
+        workspace that exceeds its own limit: below each place may lie a prepared state as large as a workspace, and the
+        layers from which it was restored.
+        """
+        return None if self.disk_bytes is None else 2 * self.disk_bytes + self.own_disk + MOST_LAYER_BYTES
+
     def requests(self) -> dict[str, str]:
         """Return the container's requests. Without any, the pod would be the first to be evicted."""
-        return {"memory": quantity(self.own_memory)} | self.limits()
+        disk = {} if self.disk_bytes is None else {"ephemeral-storage": quantity(self.disk_bytes + self.own_disk)}
+        return {"memory": quantity(self.own_memory)} | self.limits() | disk
 
     def limits(self) -> dict[str, str]:
         limits = {}
@@ -71,8 +81,8 @@ class Needs:
             limits["cpu"] = f"{self.cpu_millis}m"
         if self.memory_bytes is not None:
             limits["memory"] = quantity(self.memory_bytes + self.own_memory)
-        if self.disk_bytes is not None:
-            limits["ephemeral-storage"] = quantity(self.disk_bytes + self.own_disk)
+        if self.disk_limit is not None:
+            limits["ephemeral-storage"] = quantity(self.disk_limit)
         return limits
 
 
@@ -277,7 +287,7 @@ def _invariants(
         if image_volume
         else {"emptyDir": {}}
     )
-    limit = None if needs.disk_bytes is None else quantity(needs.disk_bytes + needs.own_disk)
+    limit = None if needs.disk_limit is None else quantity(needs.disk_limit)
     config = executor_config(
         who, spec, choice.mode, memory_bytes=_memory_for_workspaces(container, needs), disk_bytes=needs.disk_bytes
     )

@@ -16,8 +16,8 @@ from agent_runtime.sandboxes.cluster.packing import Room
 from agent_runtime.sandboxes.cluster.sandbox_object import Reason, SandboxView
 from agent_runtime.sandboxes.cluster.watch import WatchedClient
 from agent_runtime.sandboxes.executor_client.sandbox import ExecutorSandbox
-from agent_runtime.sandboxes.prepare import MOST_LAYER_BYTES, PREPARED
-from rollout_api.cluster import EXECUTOR_PORT, executor_token
+from agent_runtime.sandboxes.prepare import PREPARED
+from rollout_api.cluster import EXECUTOR_PORT, MOST_LAYER_BYTES, executor_token
 from rollout_api.measured_memory import Measured
 
 PROVIDER = "cluster"

@@ -23,15 +23,9 @@ from agent_runtime.sandboxes.base import (
 )
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient, ExecutorRefusal, Hold
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
-from agent_runtime.sandboxes.prepare import (
-    LIFECYCLE_TURN,
-    MOST_LAYER_BYTES,
-    LayerStates,
-    PreparedGroups,
-    prepare,
-    prepared_id,
-)
+from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, LayerStates, PreparedGroups, prepare, prepared_id
 from agent_runtime.sandboxes.services import hosts_file, services_unsupported, start_services
+from rollout_api.cluster import MOST_LAYER_BYTES
 
 # Interval of attempts to create a workspace while all places are in use.
 PLACE_POLL_SECONDS = 0.25
