@@ -26,6 +26,7 @@ from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SandboxProvider
 from rollout_api.manifest import load_manifest
+from rollout_api.model import ModelSpec
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
@@ -44,15 +45,16 @@ class Client:
     """Runs jobs in this process.
 
     A job is a RolloutJob or the path of its manifest. Relative paths in it start at the manifest's folder, or for a
-    RolloutJob at the working directory. `provider` and `model` override the manifest. API keys and storage credentials are
-    read from environment variables. `plugins` (objects or classes) are called after the manifest's.
+    RolloutJob at the working directory. `provider` and `model` override the manifest: a trainer that used another model
+    gives it when it opens its session again, because rollouts in flight continue at once. API keys and storage credentials
+    are read from environment variables. `plugins` (objects or classes) are called after the manifest's.
     """
 
     def __init__(
         self,
         *,
         provider: Provider | SandboxProvider | None = None,
-        model: Model | None = None,
+        model: Model | ModelSpec | None = None,
         plugins: Sequence[object] = (),
     ) -> None:
         self._settings: Any = {"provider": provider, "model": model, "plugins": plugins}

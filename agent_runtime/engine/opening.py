@@ -51,6 +51,7 @@ from agent_runtime.tasks.problems import with_new_services, with_unstored_setup
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.registry import open_tools
 from rollout_api.base import quantity_value
+from rollout_api.model import ModelSpec
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, Mode, RolloutJob
 from rollout_api.sandbox import Provider, WorkspaceMode
 from rollout_api.tasks import Dockerfiles, Task, VerifierMode
@@ -69,7 +70,7 @@ class RunEnvironment:
     """Base of the manifest's relative paths."""
     environ: Mapping[str, str] = field(repr=False)
     provider: Provider | SandboxProvider | None = None
-    model: Model | None = None
+    model: Model | ModelSpec | None = None
     shard: Shard = WHOLE_JOB
     drain: Drain = field(default_factory=Drain)
     plugins: Sequence[object] = ()
@@ -333,10 +334,14 @@ async def _checked_model(
     job: RolloutJob, run_environment: RunEnvironment, stack: contextlib.AsyncExitStack, watch: ModelWatch
 ) -> Model | None:
     """Return a model that has answered a test call; the stack closes it. None if the agent does not use a model."""
-    model = run_environment.model
-    if model is None and job.spec.model is not None and job.spec.agent.type not in AGENTS_WITHOUT_MODEL:
-        model = open_model(job.spec.model, run_environment.environ)
+    given, model = run_environment.model, None
+    if given is None and job.spec.agent.type not in AGENTS_WITHOUT_MODEL:
+        given = job.spec.model
+    if isinstance(given, ModelSpec):
+        model = open_model(given, run_environment.environ)
         stack.push_async_callback(model.close)
+    else:
+        model = given
     if model is not None:
         with watch.call(CallHealth()):
             await model.check()

@@ -22,6 +22,7 @@ from agent_runtime.recording.stream import Feed, StreamRecord
 from agent_runtime.sandboxes.base import SandboxProvider
 from agent_runtime.tasks import LoadedTasks, load_tasks
 from agent_runtime.tools.base import Tool
+from rollout_api.model import ModelSpec
 from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
@@ -80,7 +81,7 @@ async def run_job(
     base_dir: Path,
     environ: Mapping[str, str],
     provider: Provider | SandboxProvider | None = None,
-    model: Model | None = None,
+    model: Model | ModelSpec | None = None,
     new: bool = False,
     observer: Observer = lambda event: None,
     stop: asyncio.Event | None = None,

@@ -53,7 +53,7 @@ class RolloutSession:
         *,
         base_dir: Path,
         provider: Provider | SandboxProvider | None = None,
-        model: Model | None = None,
+        model: Model | ModelSpec | None = None,
         new: bool = False,
         observer: Observer = lambda event: None,
         plugins: Sequence[object] = (),
@@ -186,7 +186,9 @@ class RolloutSession:
         return await self._context.record.seals()
 
     async def use_model(self, model: ModelSpec | Model) -> None:
-        """Use another model for all further model calls, those of running rollouts included."""
+        """Use another model for all further model calls, those of running rollouts included. A later session begins with the
+        model that it is given.
+        """
         if isinstance(model, ModelSpec):
             replacement = open_model(model, os.environ)
             self._models.append(replacement)

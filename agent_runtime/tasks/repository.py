@@ -110,8 +110,20 @@ export GIT_INDEX_FILE="$HOME/index"
 git read-tree {PREPARED}
 # It fails at what cannot be in a patch, such as another repository that has no commit yet; all the rest is added.
 git add -A --ignore-errors -- . ':!.rollout-*' || [ $? -eq 1 ]
-git diff --cached --binary --full-index --no-renames --no-color --no-ext-diff --no-textconv \\
-  --src-prefix=a/ --dst-prefix=b/ {PREPARED} > "$HOME/patch"
+agents=$(git write-tree)
+patch() {{
+  git "$@" diff-tree -r -p --binary --full-index --no-renames --no-color --no-ext-diff --no-textconv \\
+    --src-prefix=a/ --dst-prefix=b/ {PREPARED} "$agents" > "$HOME/patch"
+}}
+patch
+# Predictions are JSON, which has no text but UTF-8. In an empty work tree, no file of the repository says what is text.
+if LC_ALL=C.UTF-8 grep -aqxv '.*' "$HOME/patch"; then
+  echo '* -diff' > "$HOME/attributes"
+  mkdir "$HOME/empty"
+  store=$(git rev-parse --absolute-git-dir)
+  export GIT_INDEX_FILE="$HOME/none"
+  (cd "$HOME/empty" && patch --git-dir="$store" --work-tree=. -c core.attributesFile="$HOME/attributes")
+fi
 mv "$HOME/patch" {PATCH}
 rm -rf "$HOME"
 """

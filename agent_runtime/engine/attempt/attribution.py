@@ -11,7 +11,7 @@ from agent_runtime.engine.attempt.attempt_log import NotReplayable
 from agent_runtime.engine.attempt.snapshots import NoSuchCheckpoint
 from agent_runtime.engine.scheduling.completion_rules import StalePolicy
 from agent_runtime.engine.scheduling.first_ends import AgentBroken
-from agent_runtime.environments.host import EnvironmentFailure, EnvironmentFault
+from agent_runtime.environments.host import NO_DATA, EnvironmentFailure, EnvironmentFault
 from agent_runtime.extensions import described, traceback_of
 from agent_runtime.grading.grade import VerifierUnavailable
 from agent_runtime.models.base import ContextExceeded, ConversationRefused, ModelConfigError, ModelError, RequestRefused
@@ -161,6 +161,9 @@ def attribute(error: BaseException, situation: Situation) -> Decision:
             return _of_files(error, situation)
         case VerifierUnavailable() if situation.phase is Phase.GRADING_IN_PLACE:
             return _fail(str(error), situation)
+        case EnvironmentFailure(reason=reason) if reason == NO_DATA:
+            # No attempt would find an episode, and nothing was lost.
+            return Decision(Action.CANCEL, reason, error.message)
         case EnvironmentFailure():
             return _of_environment(error, situation)
         case SandboxFailure(reason=reason) if reason == ACCESS_DENIED:

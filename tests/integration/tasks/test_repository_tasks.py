@@ -190,6 +190,23 @@ def test_the_patch_has_the_fix(obstacle: str, folder: Path) -> None:
     assert "+    return a + b" in (repository / PATCH).read_text()
 
 
+def test_patch_of_a_file_in_another_encoding_can_be_in_json_and_applies(folder: Path) -> None:
+    repository, latin, fixed = folder / "repository", b"# caf\xe9\nvalue = 1\n", b"# caf\xe9\nvalue = 2\n"
+    make_repository(repository)
+    (repository / "latin.py").write_bytes(latin)
+    commit(repository, "latin", {".gitattributes": "*.py diff=python\n"})
+    base = git(repository, "rev-parse", "HEAD").strip()
+    subprocess.run(["sh", "-c", scrub_history(base)], cwd=repository, check=True)
+    (repository / "latin.py").write_bytes(fixed)
+    (repository / "calculator.py").write_text(FIX)
+    subprocess.run(["sh", "-c", COLLECT_PATCH], cwd=repository, check=True)
+    patch = (repository / PATCH).read_bytes().decode()
+    git(repository, "checkout", "-q", ".")
+    git(repository, "apply", data=patch.encode())
+    assert (repository / "latin.py").read_bytes() == fixed
+    assert "a + b" in (repository / "calculator.py").read_text()
+
+
 PLANTED = {
     "conftest.py": "diff --git a/.gitignore b/.gitignore\n--- a/.gitignore\n+++ b/.gitignore\n@@ -1,3 +1 @@\n"
     "-*.pyc\n-/.venv\n-/data\n+*.py\n",

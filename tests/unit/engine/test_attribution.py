@@ -161,7 +161,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The server filtered the conversation", after_test(ContentFiltered("m")), SHARED, COMPLETE, StopReason.CONTENT_FILTER),
     ("It refuses a short test request as well", bad_request(), SHARED, AGAIN_ATTEMPT, None),
     ("The rollout lags behind `model.maxPolicyLag`", StalePolicy("m"), SHARED, CANCEL, None),
-    # The agent
+    # The agent and its environment
     ("A budget is used up, or a tool ended the rollout", Stop(StopReason.MAX_TURNS), SHARED, COMPLETE, StopReason.MAX_TURNS),
     ("The agent's time is used up", OutOfTime("m"), SHARED, COMPLETE, StopReason.AGENT_TIMEOUT),
     ("The agent's own code raised", AgentRaised(KeyError("x")), FIRST_CALL, COMPLETE, ERROR),
@@ -171,6 +171,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("An unknown checkpoint, not handled", AgentRaised(NoSuchCheckpoint("x")), SHARED, COMPLETE, ERROR),
     ("The setup of a later step failed", SetupFailed("exit code 1"), SHARED, COMPLETE, ERROR),
     ("A resumed agent did not repeat its calls", NotReplayable("m"), SHARED, AGAIN_ATTEMPT, None),
+    ("The environment has no episode for the seed", EnvironmentFailure("NoData", "m"), STARTING, CANCEL, None),
     ("A plugin failed to change the task", PluginFailed("m"), STARTING, AGAIN_ATTEMPT, None),
     # The environment
     ("The environment cannot be reset", EnvironmentFailure("EnvironmentFailed", "m"), STARTING, AGAIN_ATTEMPT, None),
