@@ -256,6 +256,10 @@ class Verifier(ApiModel):
     """Most bytes of artifacts. A rollout beyond it is Completed with ResourceLimit."""
     reward: RewardRule = RewardRule.FRACTION
     """How verdicts are converted into a reward."""
+    failed_reward: Annotated[float, Field(ge=-1, le=0)] = 0
+    """Reward of work that cannot be graded, and of steps that were not reached. If verifiers give rewards below 0, set it to
+    the lowest, or ending early pays.
+    """
 
 
 class Attempts(ApiModel):

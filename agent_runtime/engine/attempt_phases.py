@@ -437,11 +437,15 @@ class Attempt:
     async def _grade(self, artifacts: ArtifactsRecord) -> Verdict | None:
         task, verifier = self._rollout.task, self._context.job.spec.verifier_of(self._rollout.task)
         if task.environment is not None or task.steps:
-            return _verdict_of_records(task, self._records)
+            return (
+                episode_verdict(task.environment, self._records)
+                if task.environment is not None
+                else verdict_of_steps(task, self._records, verifier.failed_reward)
+            )
         if task.verifier is None:
             return None
         if artifacts.message:
-            return failed_verdict(artifacts.message)
+            return failed_verdict(artifacts.message, verifier)
         if verifier.mode is VerifierMode.SHARED:
             begun = last_record(self._records, AttemptRecord)
             assert begun is not None  # the agent has worked in a workspace
@@ -531,8 +535,3 @@ class Attempt:
 
     def _all_records(self) -> list[Record]:
         return [*self._records, *(self._work.records if self._work is not None else [])]
-
-
-def _verdict_of_records(task: Task, records: Sequence[Record]) -> Verdict | None:
-    """Return the verdict on a task with steps or an environment from its records."""
-    return episode_verdict(task.environment, records) if task.environment else verdict_of_steps(task, records)

@@ -206,7 +206,7 @@ class _Grading:
         return place == self.folder or is_below(place, self.folder) or is_below(self.folder, place)
 
     def failed(self, message: str) -> Verdict:
-        return Verdict(reward=0, passed=False, commands=self.commands, message=message)
+        return Verdict(reward=self.rules.failed_reward, passed=False, commands=self.commands, message=message)
 
     async def run(self) -> Verdict:
         try:

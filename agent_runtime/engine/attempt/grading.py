@@ -45,9 +45,9 @@ class GradingLost(Exception):
         self.reason, self.message = reason, message
 
 
-def failed_verdict(message: str) -> Verdict:
-    """Return a verdict of 0 for a policy that damaged its workspace, or the verifier's through its code."""
-    return Verdict(reward=0.0, passed=False, message=message)
+def failed_verdict(message: str, verifier: Verifier) -> Verdict:
+    """Return the verdict on a policy that damaged its workspace, or the verifier's through its code."""
+    return Verdict(reward=verifier.failed_reward, passed=False, message=message)
 
 
 def nothing_to_grade(why: str) -> ArtifactsRecord:
@@ -167,7 +167,7 @@ async def grade_artifacts(
             is_alone = spec.alone if workspace is None else workspace.alone
             decision = attribute(error, Situation(Phase.GRADING, True, exposed, is_alone, losses_alone))
             if decision.action is Action.FAIL:
-                return failed_verdict(decision.message)
+                return failed_verdict(decision.message, verifier)
             failed += decision.counted
             if decision.action is not Action.RETRY_GRADING:
                 raise
@@ -211,4 +211,5 @@ async def grade_in_place(
         decision = attribute(error, Situation(Phase.GRADING_IN_PLACE, answered=True, exposed=True))
         if decision.action is not Action.FAIL:
             raise
-        return failed_verdict(decision.message).model_copy(update={"mode": VerifierMode.SHARED, "forgeable": True})
+        failed = failed_verdict(decision.message, verifier)
+        return failed.model_copy(update={"mode": VerifierMode.SHARED, "forgeable": True})

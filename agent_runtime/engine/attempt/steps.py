@@ -193,11 +193,11 @@ def rewards_of(verdict: Verdict) -> dict[str, float]:
     return {**verdict.rewards, "reward": verdict.reward}
 
 
-def verdict_of_steps(task: Task, records: Sequence[Record]) -> Verdict | None:
+def verdict_of_steps(task: Task, records: Sequence[Record], failed_reward: float) -> Verdict | None:
     """Return the rollout's verdict from its steps' verdicts; None if no step has a verifier.
 
     After a missed `minRewards`, the remaining steps are left out, as in Harbor. Steps that were skipped for any other
-    reason count as 0, so that stopping early is never rewarded.
+    reason count as `failed_reward`, so that stopping early is not rewarded.
     """
     graded = [step for step in task.steps if step.verifier is not None]
     verdicts: Mapping[str, Verdict] = {
@@ -213,13 +213,14 @@ def verdict_of_steps(task: Task, records: Sequence[Record]) -> Verdict | None:
     missing = 0 if missed else len(graded) - len(taken)
     all_rewards = [rewards_of(verdict) for _, verdict in taken]
     names = dict.fromkeys(name for rewards in all_rewards for name in rewards)
+    names["reward"] = None
+    all_rewards += [{"reward": failed_reward}] * (missing if all_rewards else max(1, missing))
     if task.step_reward is StepReward.FINAL:
-        rewards = {name: all_rewards[-1].get(name, 0.0) if not missing else 0.0 for name in names}
+        rewards = {name: all_rewards[-1].get(name, 0.0) for name in names}
     else:
-        count = len(taken) + missing
-        rewards = {name: sum(given.get(name, 0.0) for given in all_rewards) / count for name in names}
+        rewards = {name: sum(given.get(name, 0.0) for given in all_rewards) / len(all_rewards) for name in names}
     return Verdict(
-        reward=rewards.pop("reward", 0.0),
+        reward=rewards.pop("reward"),
         rewards=rewards,
         passed=len(taken) == len(graded) and all(verdict.passed for _, verdict in taken),
         commands=[command for _, verdict in taken for command in verdict.commands],

@@ -48,15 +48,15 @@ def taken(rewards: list[float]) -> list[StepRecord]:
     ]
 
 
-@given(REWARDS, st.integers(0, 5))
-def test_ending_early_never_increases_the_reward(rewards: list[float], more: int) -> None:
+@given(REWARDS, st.integers(0, 5), st.sampled_from([0.0, -0.5, -1.0]))
+def test_ending_early_never_increases_the_reward(rewards: list[float], more: int, least: float) -> None:
     """An agent that continues gets at least as much as one that uses up a limit before steps with rewards of at least
-    0.
+    `failedReward`.
     """
     for how in ("Mean", "Final"):
         whole = task(len(rewards) + more, how)
-        early = verdict_of_steps(whole, taken(rewards))
-        late = verdict_of_steps(whole, taken([*rewards, *[0.0] * more]))
+        early = verdict_of_steps(whole, taken(rewards), least)
+        late = verdict_of_steps(whole, taken([*rewards, *[least] * more]), least)
         assert early is not None
         assert late is not None
         assert early.reward <= late.reward + 1e-9 or (more == 0 and early.reward == late.reward)
@@ -65,8 +65,8 @@ def test_ending_early_never_increases_the_reward(rewards: list[float], more: int
 
 @given(REWARDS)
 def test_mean_and_final_rewards_equal_those_of_harbor(rewards: list[float]) -> None:
-    mean = verdict_of_steps(task(len(rewards)), taken(rewards))
-    final = verdict_of_steps(task(len(rewards), "Final"), taken(rewards))
+    mean = verdict_of_steps(task(len(rewards)), taken(rewards), 0.0)
+    final = verdict_of_steps(task(len(rewards), "Final"), taken(rewards), 0.0)
     assert mean is not None
     assert final is not None
     assert abs(mean.reward - sum(rewards) / len(rewards)) < 1e-9
@@ -75,15 +75,22 @@ def test_mean_and_final_rewards_equal_those_of_harbor(rewards: list[float]) -> N
 
 
 def test_step_that_was_not_taken_counts_as_0_for_any_reason() -> None:
-    verdict = verdict_of_steps(task(2), taken([1.0]))
+    verdict = verdict_of_steps(task(2), taken([1.0]), 0.0)
     assert verdict is not None
     assert (verdict.reward, verdict.passed) == (0.5, False)
+
+
+def test_without_any_step_the_reward_is_that_of_failed_work() -> None:
+    for how in ("Mean", "Final"):
+        verdict = verdict_of_steps(task(2, how), [], -1.0)
+        assert verdict is not None
+        assert (verdict.reward, verdict.passed) == (-1.0, False)
 
 
 def test_steps_after_a_missed_gate_are_left_out_of_the_mean() -> None:
     gated = task(3)
     gated.steps[0].min_rewards["reward"] = 0.6
-    verdict = verdict_of_steps(gated, taken([0.5]))
+    verdict = verdict_of_steps(gated, taken([0.5]), 0.0)
     assert verdict is not None
     assert (verdict.reward, verdict.passed) == (0.5, False)
 
