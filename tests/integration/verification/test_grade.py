@@ -205,8 +205,9 @@ async def test_a_junit_report_of_the_agent_is_wiped_first(workspace: Any) -> Non
 async def test_a_reward_file_counts_only_when_the_verifier_wrote_it(workspace: Any) -> None:
     await workspace.write("/logs/verifier/reward.json", b"1", key="0:put")
     spec = {"kind": "rewardFile"}
-    planted = await verdict(workspace, {**spec, "commands": ["true"]})
-    assert (planted.reward, planted.passed) == (0, False)
+    punishing = SEPARATE.model_copy(update={"failed_reward": -1.0})
+    planted = await verdict(workspace, {**spec, "commands": ["true"]}, punishing)
+    assert (planted.reward, planted.passed) == (-1, False)
     assert "neither" in planted.message
     graded = await verdict(
         workspace, {**spec, "commands": ['echo \'{"reward": 0.5, "n": 9}\' > "$VERIFIER_LOGS/reward.json"']}
