@@ -23,6 +23,8 @@ from rolloutctl.ui.transcript import Call, Step, readable_arguments, steps
 LINES = 40
 """Most lines shown of one tool result; `--full` shows all."""
 
+_SHOWN = 20
+"""Most indices in a message."""
 _HINT = "`rolloutctl results` lists the tasks that have finished rollouts. An index works for any rollout."
 RolloutArgument = Annotated[
     str,
@@ -75,11 +77,19 @@ def index_of(run: RunReader, rollout: str) -> int:
     if int(member) >= size:
         raise CommandError(f"{rollout}: groupSize is {size}, so members are 0 to {size - 1}")
     names = run.job_file.tasks.names  # empty for a stream of tasks
-    groups = {name: group for group, name in enumerate(names)} or {one.task: one.group for one in run.results()}
-    if task not in groups:
+    named = enumerate(names) if names else ((one.group, one.task) for one in run.results())
+    groups = sorted({group for group, name in named if name == task})
+    if not groups:
         known = "task" if names else "finished rollout of task"
-        raise CommandError(f"{run.folder} has no {known} {task!r}.{did_you_mean(task, groups)}", hint=_HINT)
-    return groups[task] * size + int(member)
+        near = did_you_mean(task, names or {one.task for one in run.results()})
+        raise CommandError(f"{run.folder} has no {known} {task!r}.{near}", hint=_HINT)
+    if len(groups) > 1:
+        indices = ", ".join(str(group * size + int(member)) for group in groups[:_SHOWN])
+        more = ", …" if len(groups) > _SHOWN else ""
+        raise CommandError(
+            f"{task!r} was submitted {len(groups)} times; give an index instead of {rollout}: {indices}{more}"
+        )
+    return groups[0] * size + int(member)
 
 
 def ending(result: Result) -> Text:
