@@ -3,6 +3,7 @@ forged.
 """
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -28,6 +29,8 @@ GRADING_TURN = 1_000_000
 """Turn of a grading's idempotency keys: above every turn of an agent, so that no watermark forgets them."""
 TURNS_PER_EPOCH = 1_000
 """Each epoch, and each retry in it, uses its own keys, because a grading is repeated, never continued."""
+
+log = logging.getLogger(__name__)
 
 ROOM_SECONDS = 600.0
 """Longest wait for space on the runner's disk, which becomes free when other rollouts' artifacts are stored. The policy
@@ -111,13 +114,16 @@ async def store_artifacts(
 async def _store_when_there_is_room(
     journal: Journal, tar: Callable[[], AsyncIterator[bytes]], limit: int
 ) -> ArtifactsRecord:
-    gives_up = time.monotonic() + ROOM_SECONDS
+    gives_up, is_told = time.monotonic() + ROOM_SECONDS, False
     while True:
         try:
             return await journal.store_artifacts(tar(), limit)
         except SpoolFull as full:
             if full.is_own or time.monotonic() > gives_up:
                 raise
+            if not is_told:
+                log.warning("artifacts wait up to %g s for room: %s", ROOM_SECONDS, full)
+                is_told = True
         await asyncio.sleep(random.uniform(0, 2 * ROOM_PAUSE_SECONDS))
 
 

@@ -424,7 +424,8 @@ class Fleet:
             if held.uid is not None:
                 self._handle_end(held, deleted(name))
             return
-        if view.problem is not None and view.problem.word not in self._told:
+        is_starting = held.sandbox is None and view.ending is None
+        if is_starting and view.problem is not None and view.problem.word not in self._told:
             self._told.add(view.problem.word)
             log.warning("sandbox %s does not start: %s: %s", name, view.problem.word, view.problem.message)
         held.uid, held.view = view.uid, view
