@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from rollout_api.base import ApiModel, Command, ObjectName, Path, Quantity, Seconds, ShortText, distinct, exactly_one
 from rollout_api.conditions import Condition, Metadata
@@ -11,6 +11,7 @@ from rollout_api.model import ApiKeySource, ModelSpec, Sampling
 from rollout_api.records import Outcome
 from rollout_api.rewards import RewardNormalization
 from rollout_api.sandbox import SandboxTemplate, Security
+from rollout_api.storage import Storage
 from rollout_api.tasks import RewardRule, Task, Tasks, VerifierMode
 
 
@@ -317,23 +318,6 @@ class PluginUse(ApiModel):
 _DISTINCT_PLUGINS = distinct("name", "{} is given twice, and results are stored by name; keep one of them")
 
 
-class Output(ApiModel):
-    """Destination of results and trajectories."""
-
-    uri: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
-    """`s3://`, `gs://`, `az://` with a prefix, or a local folder."""
-    secret_ref: ObjectName | None = None
-    """Secret whose keys are the store's own environment variables, such as AWS_ACCESS_KEY_ID."""
-
-    @field_validator("uri")
-    @classmethod
-    def _known_scheme(cls, uri: str) -> str:
-        scheme, separator, _ = uri.partition("://")
-        if separator and scheme.lower() not in ("s3", "gs", "az", "file"):
-            raise ValueError(f"scheme {scheme!r} is unknown; use s3://, gs://, az://, file:// or a local folder")
-        return uri
-
-
 FINISHED_JOB_SECONDS = 7 * 24 * 3600
 """How long a finished job stays in the cluster by default."""
 
@@ -368,7 +352,7 @@ class RolloutJobSpec(ApiModel):
     """When a group is complete."""
     runners: Runners = Runners()
     """The processes in which the agents run."""
-    output: Output
+    output: Storage
     """Destination of results and trajectories."""
     security: Security = Security.STANDARD
     """Which parts of the sandbox pods `sandbox.podTemplate` may change."""

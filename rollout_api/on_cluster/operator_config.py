@@ -7,7 +7,7 @@ from pydantic import Field
 
 from rollout_api.base import ApiModel, Namespace, ObjectName, Quantity, ShortText
 from rollout_api.model import ModelSpec
-from rollout_api.rollout_job import Output
+from rollout_api.storage import Storage
 
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Rate = Annotated[float, Field(gt=0, le=10_000)]
@@ -27,7 +27,7 @@ class Images(ApiModel):
 class Defaults(ApiModel):
     """Values that replace fields of a job that work only on a laptop."""
 
-    output: Output | None = None
+    output: Storage | None = None
     """Destination of results if `output.uri` is a local folder. The job's name and uid are appended to the path."""
     model: ModelSpec | None = None
     """Model to use if `model` points to localhost or takes its key from the environment."""

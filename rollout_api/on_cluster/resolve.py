@@ -110,17 +110,17 @@ def _with_defaults(spec: RolloutJobSpec, defaults: Defaults) -> RolloutJobSpec:
 
 def _problems(spec: RolloutJobSpec, namespace: str, config: OperatorConfig) -> list[Problem]:
     problems = [
-        *_storage_problems("spec.output.uri", spec.output.uri, "or have `defaults.output` set in the chart"),
+        *storage_problems("spec.output.uri", spec.output.uri, ", or have `defaults.output` set in the chart"),
         *(_model_problems(spec.model) if spec.model else ()),
         *_mcp_problems(spec),
         *_image_problems(spec),
         *_template_problems(spec),
     ]
     if spec.tasks.from_ is not None:
-        remedy = "or put the tasks into the manifest as tasks.inline"
-        problems += _storage_problems("spec.tasks.from.uri", spec.tasks.from_.uri, remedy)
+        remedy = ", or put the tasks into the manifest as tasks.inline"
+        problems += storage_problems("spec.tasks.from.uri", spec.tasks.from_.uri, remedy)
     for number, entry in enumerate(spec.tasks.branch or ()):
-        problems += _storage_problems(f"spec.tasks.branch[{number}].job", entry.job, "that runners can read")
+        problems += storage_problems(f"spec.tasks.branch[{number}].job", entry.job, " that runners can read")
     if spec.security is Security.PRIVILEGED and namespace not in config.privileged_namespaces:
         message = (
             f"is Privileged, which is not allowed in namespace {namespace}; leave it out, or have the namespace added to "
@@ -134,7 +134,8 @@ def _is_local(uri: str) -> bool:
     return "://" not in uri or uri.startswith("file://")
 
 
-def _storage_problems(path: str, uri: str, remedy: str) -> list[Problem]:
+def storage_problems(path: str, uri: str, remedy: str) -> list[Problem]:
+    """Return why pods cannot use storage at this URI."""
     scheme, _, place = uri.partition("://")
     if _is_local(uri):
         what = "is a local folder, which runner pods do not share"
@@ -144,7 +145,7 @@ def _storage_problems(path: str, uri: str, remedy: str) -> list[Problem]:
         what = "names no bucket"
     else:
         return []
-    return [Problem(path, f"{uri!r} {what}; give s3://, gs:// or az:// with a bucket and a prefix, {remedy}")]
+    return [Problem(path, f"{uri!r} {what}; give s3://, gs:// or az:// with a bucket and a prefix{remedy}")]
 
 
 def _image_problems(spec: RolloutJobSpec) -> Iterator[Problem]:
