@@ -304,6 +304,8 @@ class Attempt:
         self._call_ended = Notifier()
         self._calls: set[Call] = set()
         self.is_deleted = False
+        self.is_still = False
+        """Whether all calls that change something are refused."""
         self._deletion: asyncio.Task[None] | None = None
 
     async def raise_fence(self, hold: Hold) -> None:
@@ -393,7 +395,8 @@ class Attempt:
         await self.end(work, hold)
 
     async def end(self, work: Callable[[], Awaitable[None]], hold: Hold | None = None) -> None:
-        """Do the same as `delete`, whoever holds the attempt."""
+        """Do the same as `delete`, whoever holds the attempt. Raises Conflict while it is still."""
+        self._require_moving()
         self.is_deleted = True
         if self._deletion is None:
             # The deletion is a call in progress, so a new holder waits for its end.
@@ -414,10 +417,25 @@ class Attempt:
             self._deletion = None
 
     def require(self, hold: Hold) -> None:
-        """Raise Fenced unless `hold` is the current one, and Forgotten after the attempt was deleted."""
+        """Raise Fenced unless `hold` is the current one, Conflict while it is still, and Forgotten after the attempt was
+        deleted.
+        """
         self.fence.require(hold)
+        self._require_moving()
         if self.is_deleted:
             raise ApiError("Forgotten", f"attempt {self.id!r} was deleted; to start it again, PUT its fence first")
+
+    async def settled(self) -> None:
+        """Wait until no call is in progress. Those that wait for the rest of their body are cancelled."""
+        for call in self._calls:
+            call.cancel()
+        while self._calls:
+            await Notifier.wait(self._call_ended)
+
+    def _require_moving(self) -> None:
+        """Raise Conflict while it is still. This is checked before a call is begun, so no key remembers it."""
+        if self.is_still:
+            raise ApiError("Conflict", "its Sandbox is being parked; set running: true to use it again")
 
     def _finish(
         self, call: Call, key: Key, request: Request, entry: Entry[Result], task: asyncio.Task[StoredReply]
@@ -438,7 +456,8 @@ class Attempt:
             case Disconnected():
                 error = bad_request("the connection ended before the end of the body")
             case asyncio.CancelledError():
-                error = ApiError("Fenced", f"attempt {self.id!r}: cancelled, because another runner has taken it over")
+                why = "its Sandbox is being parked" if self.is_still else "another runner has taken it over"
+                error = ApiError("Fenced", f"attempt {self.id!r}: cancelled, because {why}")
             case _:
                 # The call may have had an effect, so the error is remembered.
                 log_defect(entry.request_line)

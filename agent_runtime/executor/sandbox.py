@@ -228,6 +228,10 @@ class Sandbox:
         self.attempts: dict[str, Attempt] = {}
         self.workspaces: dict[str, WorkspaceEntry] = {}
         self.is_draining = False
+        self.is_still = False
+        """Whether its Sandbox is being parked, so that nothing may change."""
+        self.stills = 0
+        """Number of times that it became still."""
         self.uses = 0
         """Number of workspaces created so far, without those that join another."""
         self._folder = folder
@@ -277,7 +281,27 @@ class Sandbox:
         """Return an attempt; create it if it is new. Attempts are never forgotten, so that old runners stay fenced;
         each uses about 1 KiB.
         """
-        return self.attempts.setdefault(attempt_id, Attempt(attempt_id))
+        attempt = self.attempts.setdefault(attempt_id, Attempt(attempt_id))
+        attempt.is_still = self.is_still
+        return attempt
+
+    async def set_still(self, is_still: bool) -> None:
+        """Refuse every change from now on, and end all processes; or accept changes again. Returns when no change is in
+        progress.
+        """
+        self.stills += is_still and not self.is_still
+        self.is_still = is_still
+        for attempt in self.attempts.values():
+            attempt.is_still = is_still
+        if is_still:
+            await self._end_processes()
+            await asyncio.gather(*(attempt.settled() for attempt in list(self.attempts.values())))
+            await self._end_processes()  # of commands that were being started
+
+    async def _end_processes(self) -> None:
+        live = [entry for entry in self.workspaces.values() if not entry.is_freezing and entry.failure is None]
+        # A workspace that does not answer has failed with this call, and is reported as such.
+        await asyncio.gather(*(entry.end_processes() for entry in live), return_exceptions=True)
 
     async def create(
         self, attempt: str, made_by: dict[str, Any], spec: WorkspaceSpec, rule: NetworkRule

@@ -277,11 +277,16 @@ def unpack(location: str, stream: int, ancestors: Ancestors) -> Message:
 
 _MOUNTED = ("dev", "proc", "sys")
 """Top-level folders of images that are mounts of the kernel in a workspace."""
+_VOLUMES = ".volumes"
+"""Folder of volumes in a workspace that others may join (overlay/view.py), which covers it by an empty one."""
 
 
 def restore(location: str, stream: int) -> Message:
-    """Apply a layer's tar below `location`, deletions and owners included, except in mounts of the kernel."""
-    return _unpack(Target(location, owners=True), stream, of_layer=True, left_out=_MOUNTED if location == "/" else ())
+    """Apply a layer's tar below `location`, deletions and owners included, except in mounts of the kernel and over the
+    volumes of a workspace that others may join.
+    """
+    left_out = (*_MOUNTED, *([_VOLUMES] if os.path.ismount(f"/{_VOLUMES}") else [])) if location == "/" else ()
+    return _unpack(Target(location, owners=True), stream, of_layer=True, left_out=left_out)
 
 
 def _unpack(target: Target, stream: int, *, of_layer: bool, left_out: Sequence[str] = ()) -> Message:

@@ -35,6 +35,14 @@ async def _drain(call: Call) -> dict[str, Any]:
     return {"live": call.sandbox.live()}
 
 
+async def _keep_still(call: Call) -> dict[str, Any]:
+    fields = call.fields()
+    is_still = fields.flag("still")
+    fields.done()
+    await call.sandbox.set_still(is_still)
+    return {"still": call.sandbox.is_still, "times": call.sandbox.stills}
+
+
 async def _raise_fence(call: Call) -> dict[str, Any]:
     fields = call.fields()
     hold = Hold(
@@ -78,6 +86,7 @@ async def _delete_attempts(call: Call) -> dict[str, Any]:
 ROUTES: dict[tuple[str, str], Route] = {
     ("PUT", "idle"): Route(Rule.TOKEN, _limit_idle_time, Body.JSON),
     ("PUT", "drain"): Route(Rule.TOKEN, _drain, Body.JSON),
+    ("PUT", "still"): Route(Rule.TOKEN, _keep_still, Body.JSON),
     ("DELETE", "attempts"): Route(Rule.TOKEN, _delete_attempts, has_query=True),
     ("PUT", "attempts/*/fence"): Route(Rule.ATTEMPT, _raise_fence, Body.JSON),
     ("PUT", "attempts/*/watermark"): Route(Rule.ATTEMPT, _acknowledge, Body.JSON),

@@ -59,7 +59,8 @@ def _volumes(fields: Fields) -> dict[str, str]:
 
 
 async def show_all(call: Call) -> dict[str, Any]:
-    return {"workspaces": [entry.describe() for entry in call.sandbox.workspaces.values()]}
+    entries = call.sandbox.workspaces.values()
+    return {"workspaces": [{**entry.describe(), "made": entry.made_by} for entry in entries]}
 
 
 async def show(call: Call) -> dict[str, Any]:

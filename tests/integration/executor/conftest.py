@@ -350,6 +350,27 @@ def connect() -> Any:
 
 
 @pytest.fixture
+def end_init_of() -> Any:
+    """`await end_init_of("sleep 777")` kills the init of the workspace in which that command runs."""
+
+    async def end(command: str) -> None:
+        found: list[str] = []
+        while not found:
+            pgrep = await asyncio.create_subprocess_exec("pgrep", "-xf", command, stdout=asyncio.subprocess.PIPE)
+            found = (await pgrep.communicate())[0].decode().split()
+        sleeper = found[0]
+        namespace = f"/proc/{sleeper}/ns/pid"
+        # PID 1 of its namespace, found from outside as only the machine's root can.
+        kill = (
+            f'for p in /proc/[0-9]*; do [ "$(readlink $p/ns/pid 2>/dev/null)" = "$(readlink {namespace})" ] && '
+            "grep -q '^NSpid:.*[[:space:]]1$' $p/status && kill -9 ${p#/proc/}; done; true"
+        )
+        await (await asyncio.create_subprocess_shell(kill)).wait()
+
+    return end
+
+
+@pytest.fixture
 def session_of() -> Any:
     """`open_session`, for tests that speak HTTP themselves."""
     return open_session

@@ -103,6 +103,7 @@ def prepare(base: str, headers: dict[str, str]) -> None:
         reply = requests.request(method, base + path, headers={**headers, "Idempotency-Key": key}, timeout=30, **body)
         assert reply.status_code in (200, 404, 409, 503), reply.text
 
+    call("PUT", "/v1/still", json={"still": False})
     call("PUT", "/v1/attempts/fuzz/fence", json=HOLD)
     call("DELETE", "/v1/attempts/fuzz")
     call("PUT", "/v1/attempts/fuzz/fence", json=HOLD)

@@ -67,23 +67,12 @@ async def test_a_workspace_over_its_memory_is_named_as_the_cause(overlay: Any, c
 
 
 async def test_a_workspace_whose_init_died_fails_its_processes_and_later_calls_with_the_cause(
-    overlay: Any, connect: Any
+    overlay: Any, connect: Any, end_init_of: Any
 ) -> None:
     async with connect(overlay) as client:
         process = (await client.start(["sleep", "777"])).json["id"]
         waiting = asyncio.create_task(client.status(process, wait=60))
-        found: list[str] = []
-        while not found:
-            pgrep = await asyncio.create_subprocess_exec("pgrep", "-xf", "sleep 777", stdout=asyncio.subprocess.PIPE)
-            found = (await pgrep.communicate())[0].decode().split()
-        sleeper = found[0]
-        namespace = f"/proc/{sleeper}/ns/pid"
-        # PID 1 of its namespace, found from outside as only the machine's root can.
-        kill = (
-            f'for p in /proc/[0-9]*; do [ "$(readlink $p/ns/pid 2>/dev/null)" = "$(readlink {namespace})" ] && '
-            "grep -q '^NSpid:.*[[:space:]]1$' $p/status && kill -9 ${p#/proc/}; done; true"
-        )
-        await (await asyncio.create_subprocess_shell(kill)).wait()
+        await end_init_of("sleep 777")
         assert (await waiting)["cause"] == "WorkspaceEnded"
         assert (await client.call("GET", "~")).json["state"] == "Failed"
         later = await client.start("true")
