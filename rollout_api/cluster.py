@@ -10,7 +10,7 @@ JOB_LABEL = f"{API_GROUP}/job"
 JOB_UID_LABEL = f"{API_GROUP}/job-uid"
 """Selectors use the uid, because a later job may reuse a name."""
 ROLE_LABEL = f"{API_GROUP}/role"
-RUNNER_ROLE, SANDBOX_ROLE = "runner", "sandbox"
+RUNNER_ROLE, SANDBOX_ROLE, PARKING_ROLE = "runner", "sandbox", "parking"
 SUSPEND_ANNOTATION = f"{API_GROUP}/suspend"
 """On the runners' Job: the value of spec.suspend that the operator last set. Another value comes from another manager."""
 EXECUTOR_ANNOTATION = f"{API_GROUP}/executor-image"
@@ -20,6 +20,10 @@ image, and an executor of another version may not understand them.
 RUNNER_LABEL = f"{API_GROUP}/runner"
 """Index of the runner that requested a Sandbox."""
 SANDBOX_LABEL = f"{API_GROUP}/sandbox"
+POD_ANNOTATION = f"{API_GROUP}/pod-uid"
+"""On a Job that parks a Sandbox: the uid of the Sandbox's pod for which it was created."""
+PARKED_ANNOTATION = f"{API_GROUP}/parked-since"
+"""On the pod of a parked Sandbox: since when it is parked. An older pod, whose files are stored, has another value."""
 NETWORK_LABEL = f"{API_GROUP}/network"
 """Digest of a sandbox pod's allowed destinations. Pods with equal destinations share one NetworkPolicy."""
 POOL_LABEL = f"{API_GROUP}/pool"
@@ -97,6 +101,11 @@ def model_control_name(server: str) -> str:
 def by_hand_name(sandbox: str) -> str:
     """Name of the key Secret and the NetworkPolicy of a Sandbox without an owning job."""
     return f"{sandbox}-sandbox"
+
+
+def parking_labels(sandbox: str) -> dict[str, str]:
+    """Return the labels of the pods that park a Sandbox, which its executor admits."""
+    return {ROLE_LABEL: PARKING_ROLE, SANDBOX_LABEL: sandbox}
 
 
 def pool_secret_name(pool: str) -> str:

@@ -205,7 +205,12 @@ RULES: dict[str, list[Schema]] = {
         },
     ],
     "SandboxSpec": [
-        *_immutable_but(SandboxSpec, "drain", what="Sandbox"),
+        *_immutable_but(SandboxSpec, "drain", "running", what="Sandbox"),
+        {
+            "rule": "self.running || has(self.parking)",
+            "message": "false needs parking, where the files are stored; create a Sandbox with parking",
+            "fieldPath": ".running",
+        },
         {"rule": "self.drain || !oldSelf.drain", "message": "cannot be undone", "fieldPath": ".drain"},
     ],
     "SandboxTemplate": [

@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds, distinct, quantity_value
 from rollout_api.conditions import Condition, Metadata
 from rollout_api.selectors import LabelSelector
+from rollout_api.storage import Storage
 
 WORKING_DIR = "/workspace"
 """Working directory if neither the manifest nor the image sets one."""
@@ -287,8 +288,20 @@ class SandboxSpec(SandboxBase):
     """Give it no further workspaces. The operator sets it for the Sandboxes of a SandboxPool, which it then deletes when
     they are empty.
     """
+    parking: Storage | None = None
+    """Where `running: false` stores the files of a Sandbox without an owning job or pool."""
+    running: bool = True
+    """`false` parks the Sandbox: the files of its workspaces are stored in `parking`, and its pod is deleted. `true` brings
+    them back in a new pod.
+    """
     when_finished: WhenFinished = WhenFinished.DELETE
     """`Delete` removes the Sandbox and its pod soon after it has ended; `Retain` keeps the Sandbox for inspection."""
+
+    @model_validator(mode="after")
+    def _parks_in_storage(self) -> Self:
+        if not self.running and self.parking is None:
+            raise ValueError("running: false needs parking, where the files are stored; create a Sandbox with parking")
+        return self
 
 
 class SandboxPlaces(ApiModel):
@@ -308,7 +321,7 @@ class SandboxStatus(ApiModel):
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """Generation of the spec that this status describes."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = []
-    """Scheduled, ImagePulled, Overlay, Ready, Finished."""
+    """Scheduled, ImagePulled, Overlay, Parked, Ready, Finished."""
     pod_name: Annotated[str, StringConstraints(max_length=253)] | None = None
     """Name of the pod."""
     pod_ip: Annotated[Annotated[str, StringConstraints(max_length=64)] | None, Field(alias="podIP")] = None

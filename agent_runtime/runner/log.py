@@ -39,9 +39,9 @@ def configure(environ: Mapping[str, str]) -> None:
     log.setLevel(logging.DEBUG if environ.get("ROLLOUT_LOG_LEVEL", "").lower() == "debug" else logging.INFO)
 
 
-def write_termination_log(message: str) -> None:
+def write_termination_log(message: str, level: int = logging.ERROR) -> None:
     """Log why this process ends, and write it to the termination log, which `kubectl describe pod` shows."""
-    log.error(message)
+    log.log(level, message)
     # The kubelet creates it; it exists only in a container.
     if TERMINATION_LOG.exists():
         TERMINATION_LOG.write_bytes(message.encode(errors="replace")[:TERMINATION_BYTES])

@@ -24,7 +24,7 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20
 """Buckets for durations from 1 ms (planning an unchanged object) to 500 s (a pod that waits for a node)."""
 WRITE_BUCKETS = (0.01, 0.05, 0.2, 1, 5)
 """Few buckets, because each kind, verb and code has its own series. A write times out after 5 s."""
-SANDBOX_STATES = ("Finished", "Ready", "Starting")
+SANDBOX_STATES = ("Finished", "Ready", "Parked", "Starting")
 MODEL_SERVER_STATES = ("Invalid", "Ready", "NotReady")
 JOB_STATES = ("Failed", "Succeeded", "Invalid", "Suspended", "Progressing")
 """States of a job, the most final one first."""

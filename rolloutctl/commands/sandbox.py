@@ -233,6 +233,12 @@ def _ready_sandbox(api: Any, namespace: str, name: str) -> dict[str, Any]:
         ) from error
     conditions = {condition["type"]: condition for condition in found.get("status", {}).get("conditions", [])}
     ready = conditions.get("Ready", {})
+    if ready.get("status") != "True" and not found["spec"].get("running", True):
+        patch = """'{"spec":{"running":true}}'"""
+        raise CommandError(
+            f"Sandbox {name} is parked. {ready.get('reason', '')}: {ready.get('message', '')}",
+            hint=f"Bring it back: kubectl patch sandbox {name} -n {namespace} --type merge -p {patch}",
+        )
     if ready.get("status") != "True":
         causes = [conditions[kind] for kind in ("Finished", "ImagePulled", "Scheduled", "Ready") if kind in conditions]
         why = (

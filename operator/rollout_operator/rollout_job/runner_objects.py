@@ -32,6 +32,7 @@ from rollout_api.on_cluster.objects import Json, owned_object, owner_reference
 from rollout_api.on_cluster.operator_config import OperatorConfig, RunnerDefaults
 from rollout_api.on_cluster.resolve import RUNNER_PARTS, job_file
 from rollout_api.rollout_job import RolloutJob
+from rollout_operator.runner_pod import container_fields, pod_fields
 from rollout_operator.world import NOT_SANDBOX, tcp
 
 
@@ -109,9 +110,6 @@ MOST_POOLS: Final = 256
 KUEUE_PREFIX: Final = "kueue.x-k8s.io/"
 """Prefix of the labels that name a job's queue and priority."""
 
-USER: Final = 65532
-"""User of the runtime image, as a number because `runAsNonRoot` cannot check names."""
-
 ROLLOUT_MEBIBYTES: Final = 2
 """Memory requested for each concurrent rollout. A short conversation took 0.13 MB (docs/performance.md). A long
 one with token ids and logprobs takes several MB.
@@ -119,12 +117,6 @@ one with token ids and logprobs takes several MB.
 
 UNLIMITED: Final = 2**31 - 1
 """Restarts that Kubernetes allows. The operator sets the limit instead, by the runners' progress (verdict.py)."""
-
-LOST_NODE_SECONDS: Final = 30
-"""Time after which the runner of an unreachable node is started elsewhere. Kubernetes' default is 300 s."""
-
-GRACE_SECONDS: Final = 30
-"""Time between SIGTERM and SIGKILL. A runner finishes its turns within 25 s."""
 
 
 def runner_job(
@@ -202,28 +194,10 @@ def _pools_volume(pools: Sequence[str]) -> dict[str, Any]:
 def _pod(job: RolloutJob, config: OperatorConfig, pools: Sequence[str]) -> dict[str, Any]:
     runners = job.spec.runners
     return {
-        "restartPolicy": "Never",
+        **pod_fields(),
         "serviceAccountName": service_account_name(job),
         "automountServiceAccountToken": True,
-        "enableServiceLinks": False,
         "imagePullSecrets": [{"name": name} for name in runners.image_pull_secrets],
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "tolerations": [
-            {
-                "key": f"node.kubernetes.io/{trouble}",
-                "operator": "Exists",
-                "effect": "NoExecute",
-                "tolerationSeconds": LOST_NODE_SECONDS,
-            }
-            for trouble in ("not-ready", "unreachable")
-        ],
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
         "containers": [_container(job, config, has_pools=bool(pools))],
         "volumes": [
             # 0440: the runner reads it through fsGroup, and no process may write it.
@@ -237,25 +211,19 @@ def _pod(job: RolloutJob, config: OperatorConfig, pools: Sequence[str]) -> dict[
 def _container(job: RolloutJob, config: OperatorConfig, *, has_pools: bool) -> dict[str, Any]:
     own_image = job.spec.runners.image
     return {
+        **container_fields(job.spec.output.secret_ref),
         "name": RUNNER_PARTS.container,
         "image": own_image or config.images.runtime,
         # Kubernetes' default applies to a user's image: Always for :latest, else IfNotPresent.
         **({} if own_image else {"imagePullPolicy": config.images.pull_policy}),
         "env": [{"name": "HOME", "value": "/tmp"}, *_keys(job)],
-        "envFrom": [{"secretRef": {"name": job.spec.output.secret_ref}}] if job.spec.output.secret_ref else [],
         "ports": [{"name": "metrics", "containerPort": RUNNER_METRICS_PORT, "protocol": "TCP"}],
         "resources": {"requests": _requests(config.runner, job.spec.runners.concurrency)},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
         "volumeMounts": [
             {"name": "job", "mountPath": RUNNER_FOLDER, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},
             *([{"name": "pools", "mountPath": POOLS_FOLDER, "readOnly": True}] if has_pools else []),
         ],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 

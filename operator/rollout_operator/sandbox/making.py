@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_api.cluster import MANAGED_BY, NETWORK_LABEL, SANDBOX_LABEL, by_hand_name
+from rollout_api.cluster import MANAGED_BY, NETWORK_LABEL, SANDBOX_LABEL, by_hand_name, parking_labels
 from rollout_api.conditions import Condition
 from rollout_api.on_cluster.objects import Json, owned_object, owner_reference
 from rollout_api.on_cluster.operator_config import Images
@@ -57,7 +57,7 @@ def make_pod(seen: Observed, spec: SandboxSpec) -> tuple[Action, ...] | Invalid:
     if isinstance(variant, Invalid):
         return variant
     if seen.key is None:
-        return (_key_action(seen),)
+        return (key_action(seen),)
     digest = network.reach_of(spec.network).digest()
     who = Identity(seen.name, seen.namespace, seen.uid, key=seen.key, owner_labels=_owner_labels(seen), network=digest)
     try:
@@ -144,7 +144,8 @@ def _deliveries(seen: Observed) -> tuple[bool, ...]:
     return (False,) if is_refused or seen.nodes.without_image_volumes else (True, False)
 
 
-def _key_action(seen: Observed) -> Action:
+def key_action(seen: Observed) -> Action:
+    """Return the action by which the operator learns the key of its executor."""
     secret = seen.key_secret
     if seen.owner is not None:
         return ReadKey(secret, seen.owner.uid)
@@ -165,6 +166,8 @@ def missing_policy(seen: Observed, spec: SandboxSpec) -> tuple[Create, ...]:
     if name in seen.policies:
         return ()
     callers = [] if clients is None else [{"podSelector": clients}]
+    if spec.parking is not None:
+        callers.append({"podSelector": {"matchLabels": parking_labels(seen.name)}})
     if owner is not None and owner.is_pool:
         callers.append(operator_peer(seen.config))
     rules = network.policy_spec(pods, callers, reach, seen.config.dns)

@@ -1,11 +1,12 @@
 """The state of one Sandbox, read from the operator's cache and memory. No I/O."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
-from rollout_api.cluster import EXECUTOR_ANNOTATION, by_hand_name
+from rollout_api.cluster import EXECUTOR_ANNOTATION, POD_ANNOTATION, by_hand_name
+from rollout_api.conditions import true_conditions
 from rollout_api.on_cluster.nodes import NodeCounts
 from rollout_api.on_cluster.objects import EXCESS, Manifest
 from rollout_api.on_cluster.operator_config import OperatorConfig
@@ -61,6 +62,24 @@ def pod_refused(sandbox_uid: str, variant: Variant) -> Fact:
     return ("pod-refused", sandbox_uid, mode.value, "ImageVolume" if image_volume else "InitContainer")
 
 
+def restoring_pauses(sandbox_uid: str) -> Fact:
+    """Return the fact that a pod of a parked Sandbox has just failed, so that the next one is not created yet."""
+    return ("restoring-pauses", sandbox_uid)
+
+
+@dataclass(frozen=True)
+class ParkingJob:
+    """A Job that stores the files of a Sandbox, or brings them back."""
+
+    name: str
+    uid: str
+    pod_uid: str | None
+    """The pod of the Sandbox for which it was created."""
+    state: Literal["Running", "Succeeded", "Failed"]
+    message: str
+    """The last words of its newest pod that has ended."""
+
+
 @dataclass(frozen=True)
 class Observed:
     """All inputs of `plan`."""
@@ -98,6 +117,9 @@ class Observed:
     key: str | None
     policies: frozenset[str]
     """Names of its owner's existing NetworkPolicies."""
+    jobs: tuple[ParkingJob, ...]
+    """Its Jobs for parking that are not being deleted."""
+    restoring_pauses: bool
     last_error: str | None
     config: OperatorConfig
     now: datetime
@@ -148,10 +170,35 @@ def observe(world: World, sandbox: Manifest) -> Observed:
         image_volumes_refusal=world.recall(image_volumes_refused(namespace)),
         key=world.keys.get(owner_uid),
         policies=frozenset(policy["metadata"]["name"] for policy in cache.owned("NetworkPolicy", namespace, owner_uid)),
+        jobs=tuple(_parking_jobs(world, namespace, uid)),
+        restoring_pauses=world.recall(restoring_pauses(uid)) is not None,
         last_error=world.last_error,
         config=world.config,
         now=world.now,
     )
+
+
+def _parking_jobs(world: World, namespace: str, uid: str) -> Iterator[ParkingJob]:
+    for job in world.cache.owned("Job", namespace, uid):
+        if "deletionTimestamp" in job["metadata"]:
+            continue
+        true = true_conditions(job.get("status") or {})
+        failed = true.get("FailureTarget") or true.get("Failed")
+        succeeded = true.get("SuccessCriteriaMet") or true.get("Complete")
+        ended = [
+            container["state"]["terminated"]
+            for pod in world.cache.owned("Pod", namespace, uid_of(job))
+            for container in pod["status"].get("containerStatuses", ())
+            if "terminated" in container.get("state", {})
+        ]
+        last: Mapping[str, Any] = max(ended, key=lambda state: str(state.get("finishedAt")), default={})
+        yield ParkingJob(
+            name=job["metadata"]["name"],
+            uid=uid_of(job),
+            pod_uid=(job["metadata"].get("annotations") or {}).get(POD_ANNOTATION),
+            state="Succeeded" if succeeded else "Failed" if failed else "Running",
+            message=str(last.get("message") or (failed or {}).get("message") or "").strip(),
+        )
 
 
 def _owner_of(world: World, sandbox: Manifest) -> Owner | str | None:

@@ -12,8 +12,9 @@ from rollout_api.on_cluster.objects import Manifest
 from rollout_api.on_cluster.template import BUNDLE_VOLUME, CONTAINER
 from rollout_operator.conditions import disruption, parse_time
 
-SCHEDULED, IMAGE_PULLED, OVERLAY, READY, FINISHED = "Scheduled", "ImagePulled", "Overlay", "Ready", "Finished"
-ORDER = (SCHEDULED, IMAGE_PULLED, OVERLAY, READY, FINISHED)
+SCHEDULED, IMAGE_PULLED, OVERLAY, PARKED = "Scheduled", "ImagePulled", "Overlay", "Parked"
+READY, FINISHED = "Ready", "Finished"
+ORDER = (SCHEDULED, IMAGE_PULLED, OVERLAY, PARKED, READY, FINISHED)
 """Conditions of a Sandbox in the order in which they are written."""
 TRIAL_FAILED_EXIT = 3
 """Exit code of an executor whose Overlay trial failed before it served a request (docs/executor.md)."""

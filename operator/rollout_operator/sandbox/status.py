@@ -11,7 +11,9 @@ from rollout_api.sandbox import SandboxPlaces, SandboxSpec, SandboxStatus, Works
 from rollout_operator.conditions import condition, with_timestamps
 from rollout_operator.sandbox.network import plain_caveat
 from rollout_operator.sandbox.observe import Observed
-from rollout_operator.sandbox.reasons import FINISHED, IMAGE_PULLED, ORDER, OVERLAY, READY, SCHEDULED, Ending
+from rollout_operator.sandbox.reasons import FINISHED, IMAGE_PULLED, ORDER, OVERLAY, PARKED, READY, SCHEDULED, Ending
+
+PARKED_WORDS = "its files are stored; set spec.running to true to bring them back"
 
 
 def mode_of(pod: Manifest) -> WorkspaceMode:
@@ -19,7 +21,7 @@ def mode_of(pod: Manifest) -> WorkspaceMode:
     return WorkspaceMode.OVERLAY if pod["spec"].get("hostUsers") is False else WorkspaceMode.PLAIN
 
 
-def ready(seen: Observed, spec: SandboxSpec, pod: Manifest) -> SandboxStatus:
+def ready(seen: Observed, spec: SandboxSpec, pod: Manifest, *more: Condition) -> SandboxStatus:
     """Return the status of a Sandbox whose pod runs."""
     mode, node = mode_of(pod), pod["spec"].get("nodeName", "")
     conditions = [
@@ -27,6 +29,7 @@ def ready(seen: Observed, spec: SandboxSpec, pod: Manifest) -> SandboxStatus:
         condition(IMAGE_PULLED, True, "Pulled"),
         _overlay(pod, spec),
         condition(READY, True, "Running"),
+        *more,
     ]
     return SandboxStatus(
         observed_generation=seen.generation,
@@ -46,6 +49,17 @@ def without_pod(seen: Observed, reason: str, message: str) -> SandboxStatus:
         condition(READY, False, reason, "its pod is created again in Plain mode"),
     ]
     return SandboxStatus(observed_generation=seen.generation, conditions=_now(seen, conditions))
+
+
+def parked(seen: Observed, message: str) -> SandboxStatus:
+    """Return the status of a Sandbox whose files are stored. Its next pod must have the same mode."""
+    kept = [found for found in seen.status.conditions if found.type in (OVERLAY, PARKED, READY)]
+    conditions = [condition(PARKED, True, "Stored", message), condition(READY, False, PARKED, PARKED_WORDS)]
+    return SandboxStatus(
+        observed_generation=seen.generation,
+        conditions=merged(kept, conditions, seen.now, seen.generation),
+        mode=seen.status.mode,
+    )
 
 
 def finished(seen: Observed, ending: Ending, more: Iterable[Condition]) -> SandboxStatus:

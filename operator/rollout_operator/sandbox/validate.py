@@ -18,6 +18,7 @@ from rollout_api.cluster import (
 )
 from rollout_api.manifest import explain, path_of
 from rollout_api.on_cluster import template
+from rollout_api.on_cluster.resolve import storage_problems
 from rollout_api.sandbox import SandboxSpec, Security
 from rollout_operator.sandbox import network
 
@@ -82,6 +83,8 @@ def problems(spec: SandboxSpec, owner: Owner | None, namespace: str, privileged_
     if not spec.image:
         found.append("spec.image: is missing; name the container image of the task's root file system")
     found += network.problems(spec.network)
+    if spec.parking is not None:
+        found += map(str, storage_problems("spec.parking.uri", spec.parking.uri, ""))
     if owner is None:
         where, security, security_field = "spec.podTemplate", spec.security, "spec.security"
     else:
@@ -112,4 +115,7 @@ def _fields_of_owner(spec: SandboxSpec, owner: Owner) -> list[str]:
         "clients": spec.clients is not None,
         "security": spec.security != Security.STANDARD,
     }
-    return [f"spec.{field}: {problem}" for field, is_given in given.items() if is_given]
+    found = [f"spec.{field}: {problem}" for field, is_given in given.items() if is_given]
+    if spec.parking is not None:
+        found.append(f"spec.parking: a Sandbox of {owner.kind} {owner.name} cannot be parked; remove it")
+    return found

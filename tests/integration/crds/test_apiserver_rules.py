@@ -251,6 +251,15 @@ def test_the_spec_of_a_job_and_of_a_sandbox_cannot_be_changed() -> None:
     assert "cannot be changed" in "\n".join(errors(changed(SANDBOX, lambda spec: spec.pop("image")), SANDBOX))
 
 
+def test_sandbox_is_parked_only_where_its_storage_is_named_at_its_creation() -> None:
+    parking = {"uri": "s3://bucket/prefix"}
+    parked = lambda spec: spec.update(running=False)  # noqa: E731
+    parkable = changed(SANDBOX, lambda spec: spec.update(parking=parking))
+    assert errors(changed(parkable, parked), parkable) == errors(parkable, changed(parkable, parked)) == []
+    assert "false needs parking" in "\n".join(errors(changed(SANDBOX, parked), SANDBOX))
+    assert "cannot be changed" in "\n".join(errors(parkable, SANDBOX))
+
+
 def test_the_shards_of_a_job_with_the_longest_name_take_reports() -> None:
     metadata = {"name": shard_name("j" * 52, "5f0c2c1e-0000", 255), "namespace": "team"}
     shard = {"apiVersion": JOB["apiVersion"], "kind": "RolloutShard", "metadata": metadata}

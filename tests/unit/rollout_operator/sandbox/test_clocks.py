@@ -3,8 +3,9 @@
 from datetime import timedelta
 
 from rollout_operator.conditions import condition
-from rollout_operator.sandbox.plan import KEPT_AFTER_FINISHED, MISSED_AFTER, seconds_left
+from rollout_operator.sandbox.plan import KEPT_AFTER_FINISHED
 from rollout_operator.sandbox.status import merged
+from rollout_operator.sandbox.steps import MISSED_AFTER, seconds_left
 from tests.unit.rollout_operator.sandbox.objects import NOW
 
 

@@ -70,6 +70,12 @@ def test_a_sandbox_by_hand_admits_the_pods_that_it_names() -> None:
     assert policy.body["spec"]["podSelector"]["matchLabels"].items() <= created.body["metadata"]["labels"].items()
 
 
+def test_sandbox_that_can_be_parked_admits_the_pods_of_its_own_parking_jobs() -> None:
+    policy, _ = make(world(node()), sandbox(parking={"uri": "s3://bucket/prefix"}))
+    labels = {"rollout.dev/role": "parking", "rollout.dev/sandbox": "s"}
+    assert policy.body["spec"]["ingress"][0]["from"] == [{"podSelector": {"matchLabels": labels}}]
+
+
 def test_every_mode_is_tried_in_order_and_the_last_refusal_is_reported() -> None:
     tried: list[tuple[Any, bool]] = []
     for expected in [("Overlay", "volume"), ("Overlay", "copied"), ("Plain", "volume"), ("Plain", "copied")]:

@@ -19,6 +19,16 @@ def test_valid_sandbox_has_no_problems() -> None:
     assert told() == told(JOB) == []
 
 
+def test_parking_needs_storage_that_pods_share_and_a_sandbox_without_owner() -> None:
+    stored = {"uri": "s3://bucket/prefix"}
+    assert told(parking=stored, running=False) == []
+    (local,) = told(parking={"uri": "/tmp/here"})
+    assert local.startswith("spec.parking.uri: '/tmp/here' is a local folder")
+    assert told(JOB, parking=stored) == ["spec.parking: a Sandbox of RolloutJob j cannot be parked; remove it"]
+    (nowhere,) = parse_spec({"image": "x:1", "running": False})
+    assert "running: false needs parking" in nowhere
+
+
 def test_missing_image_is_reported() -> None:
     (problem,) = told(image=None)
     assert problem.startswith("spec.image: is missing")

@@ -1,0 +1,234 @@
+"""`python -m agent_runtime.runner.parking`: stores the files of a Sandbox, and brings them back into its next pod.
+
+The operator runs it in pods of their own (docs/parking.md). Every try of a Job may be killed: `store` changes nothing in
+the Sandbox, `restore` begins again, and neither deletes what a parked Sandbox needs.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from agent_runtime.recording.layers import Layers
+from agent_runtime.recording.segments import RecordCorrupt
+from agent_runtime.recording.store import StorageError, Store
+from agent_runtime.runner.log import configure, log, write_termination_log
+from agent_runtime.sandboxes.base import Fence, Fenced, FileError, SandboxFailure, WorkspaceLimit
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
+from rollout_api.base import ApiModel
+from rollout_api.cluster import EXECUTOR_PORT, KEY_FILE, RUNNER_FOLDER, executor_token
+from rollout_api.records import Layer
+
+STATE: Final = "state.json"
+MOST_BYTES: Final = 1 << 50
+"""Limit of one layer. The disk of a sandbox is smaller."""
+STILL_SECONDS: Final = 600.0
+"""Time limit until the executor's changes in progress have ended."""
+FIRST_ANSWER_SECONDS: Final = 60.0
+FENCE: Final = Fence(epoch=0, holder="parking")
+"""The lowest epoch, so that every client can raise its own fence afterwards."""
+
+
+class ParkingFailed(Exception):
+    """The Sandbox cannot be stored, or brought back; the message says why."""
+
+
+class ParkedWorkspace(ApiModel):
+    """One workspace of a parked Sandbox."""
+
+    made: dict[str, Any]
+    """Body of the request that created it."""
+    attempt: str
+    frozen: bool
+    network: str | list[str]
+    """What it could reach in its phase."""
+    layer: Layer
+    """Its own files, over those of its parent."""
+
+    @property
+    def id(self) -> str:
+        return str(self.made["id"])
+
+
+class ParkedState(ApiModel):
+    """The content of `state.json`."""
+
+    version: Literal[1] = 1
+    mode: str
+    folder: str
+    """Folder beside this file with the layers."""
+    workspaces: list[ParkedWorkspace]
+    """In the order in which they were created: parents before their forks, leaders before those that join them."""
+
+
+async def store(executor: ExecutorClient, folder: Store) -> str:
+    """Store every workspace, and then `state.json`. Returns a sentence about the result.
+
+    Nothing changes in the Sandbox meanwhile. After a failure it can be used again.
+
+    Raises ParkingFailed, StorageError, SandboxFailure and FileError.
+    """
+    times = await _keep_still(executor, True)
+    try:
+        # Layers of an earlier parking are in another folder: the executor counts how often it became still.
+        name = f"{executor.boot_id}-{times}"
+        layers = Layers(folder.below(name), folder.below(name))
+        kept: list[ParkedWorkspace] = []
+        left_out: dict[str, str] = {}
+        found = await _listed(executor)
+        for each in found:
+            why = _reason_to_leave_out(each, left_out)
+            if why is not None:
+                left_out[each["id"]] = why
+                continue
+            if each["made"].get("volumes"):
+                raise ParkingFailed(f"workspace {each['id']} has volumes, which cannot be stored; delete it first")
+            kept.append(
+                ParkedWorkspace(
+                    made=each["made"],
+                    attempt=each["attempt"],
+                    frozen=each["state"] == "Frozen",
+                    network=each["network"],
+                    layer=await layers.keep(executor.stream(f"/workspaces/{each['id']}/snapshot"), MOST_BYTES),
+                )
+            )
+        mode = (await executor.health())["mode"]
+        state = ParkedState(mode=mode, folder=name, workspaces=kept)
+        if await _keep_still(executor, True) != times:
+            raise ParkingFailed("its executor accepted changes while files were stored; another process allowed that")
+        # Not model_dump_json: names that are not UTF-8 are lone surrogates, which only this writes.
+        await folder.put(STATE, json.dumps(state.model_dump()).encode())
+    except BaseException:
+        with contextlib.suppress(SandboxFailure):
+            await asyncio.shield(_keep_still(executor, False))
+        raise
+    with contextlib.suppress(StorageError):
+        for other in await folder.folders():
+            if other != name:
+                await folder.delete([meta.key for meta in await folder.list(other)])
+    stored = f"{len(kept)} workspaces, {sum(each.layer.bytes for each in kept)} bytes"
+    return "; ".join([stored, *(f"left out {name}: {why}" for name, why in left_out.items())])
+
+
+def _reason_to_leave_out(found: Mapping[str, Any], left_out: Mapping[str, str]) -> str | None:
+    if found["state"] == "Failed":
+        return f"it has failed: {found['failure']['message']}"
+    needs = (found["made"].get("parent"), found["made"].get("joins"))
+    return next((f"it needs {other}" for other in needs if other in left_out), None)
+
+
+async def restore(executor: ExecutorClient, folder: Store) -> str:
+    """Bring every workspace back. What an earlier try has made is destroyed first. Returns a sentence about the result.
+
+    Raises ParkingFailed, StorageError, RecordCorrupt, SandboxFailure, WorkspaceLimit and FileError.
+    """
+    content = await folder.get(STATE)
+    if content is None:
+        raise ParkingFailed(f"{folder.uri}/{STATE} does not exist, so nothing can be brought back")
+    state = ParkedState.model_validate(json.loads(content))
+    mode = (await executor.health())["mode"]
+    if mode != state.mode:
+        raise ParkingFailed(f"the files were stored in mode {state.mode}, and the new pod has mode {mode}")
+    layers = Layers(folder.below(state.folder), folder.below(state.folder))
+    await _remove_earlier_try(executor, state)
+    for each in state.workspaces:
+        hold, path = Hold(each.attempt, FENCE), f"/workspaces/{each.id}"
+
+        async def change(method: str, path: str, key: str, hold: Hold = hold, **body: Any) -> None:
+            await executor.call(method, path, hold=hold, key=f"0:parking-{key}-{path[-100:]}", **body)
+
+        await change("POST", "/workspaces", f"create-{each.id}", json_body=each.made)
+        await change("PUT", f"{path}/restore", "restore", body=layers.load(each.layer))
+        if each.frozen:
+            await change("POST", f"{path}/freeze", "freeze")
+        else:
+            await change("PUT", f"{path}/network", "network", json_body={"network": each.network})
+    return f"{len(state.workspaces)} workspaces"
+
+
+async def _remove_earlier_try(executor: ExecutorClient, state: ParkedState) -> None:
+    holds = [Hold(attempt, FENCE) for attempt in dict.fromkeys(each.attempt for each in state.workspaces)]
+    await _raise_fences(executor, holds)
+    for each in reversed(state.workspaces):
+        hold = Hold(each.attempt, FENCE)
+        with contextlib.suppress(SandboxFailure):  # it does not exist
+            await executor.call("DELETE", f"/workspaces/{each.id}", hold=hold, key=f"0:parking-{os.urandom(8).hex()}")
+    for hold in reversed(holds):
+        # This waits for calls of the earlier try, and forgets their keys.
+        await executor.call("DELETE", f"/attempts/{hold.attempt}", hold=hold)
+    await _raise_fences(executor, holds)
+
+
+async def _raise_fences(executor: ExecutorClient, holds: Sequence[Hold]) -> None:
+    body = {"epoch": FENCE.epoch, "holder": FENCE.holder}
+    for hold in holds:
+        await executor.call("PUT", f"/attempts/{hold.attempt}/fence", hold=hold, json_body=body)
+
+
+async def _keep_still(executor: ExecutorClient, is_still: bool) -> int:
+    """Return how often the executor has become still so far."""
+    reply = await executor.call("PUT", "/still", json_body={"still": is_still}, wait_seconds=STILL_SECONDS)
+    return int(reply.json()["times"])
+
+
+async def _listed(executor: ExecutorClient) -> list[dict[str, Any]]:
+    """Return all workspaces, in the order in which they were created."""
+    found: list[dict[str, Any]] = (await executor.call("GET", "/workspaces")).json()["workspaces"]
+    return found
+
+
+@contextlib.asynccontextmanager
+async def _opened(address: str, token: str, idle_seconds: float) -> AsyncIterator[ExecutorClient]:
+    executor = ExecutorClient(address, token)
+
+    async def pause() -> float:
+        return 0.2
+
+    try:
+        await executor.first_health(pause, FIRST_ANSWER_SECONDS)
+        alive = asyncio.create_task(executor.keep_alive(idle_seconds))
+        try:
+            yield executor
+        finally:
+            alive.cancel()
+    finally:
+        await executor.close()
+
+
+async def run(what: str, address: str, token: str, idle_seconds: float, folder: Store) -> str:
+    """Do one of `store`, `restore` and `release`, which ends what a `store` without success has left."""
+    async with _opened(address, token, idle_seconds) as executor:
+        if what == "release":
+            await _keep_still(executor, False)
+            return "released"
+        return await (store if what == "store" else restore)(executor, folder)
+
+
+async def _main(what: str, namespace: str, name: str, uid: str, address: str, idle_seconds: str, uri: str) -> str:
+    # The Job ends its pod by SIGTERM, and a store must then release the executor.
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    key = (Path(RUNNER_FOLDER) / KEY_FILE).read_text().strip()
+    folder = Store.open(uri, os.environ).below(f"parked/{namespace}/{name}-{uid}")
+    token = executor_token(key, name, uid)
+    return await run(what, f"tcp:{address}:{EXECUTOR_PORT}", token, float(idle_seconds), folder)
+
+
+_EXPECTED = (ParkingFailed, StorageError, RecordCorrupt, SandboxFailure, WorkspaceLimit, FileError, Fenced)
+
+if __name__ == "__main__":
+    configure(os.environ)
+    try:
+        write_termination_log(asyncio.run(_main(*sys.argv[1:])), logging.INFO)
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the operator shows its message
+        if not isinstance(error, _EXPECTED):
+            log.exception("unexpected")
+        write_termination_log(str(error) or type(error).__name__)
+        sys.exit(1)

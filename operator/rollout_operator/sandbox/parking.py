@@ -1,0 +1,270 @@
+"""Plan what `spec.running` changes: storing the files of a Sandbox and giving its pod back, and the way back.
+
+Ready ──► Parking: a Job stores ──► Parked: no pod ──► Restoring: new pod, a Job brings the files back ──► Ready
+             │ fails                                      ▲          │ pod or Job fails
+             └──► StoreFailed: the pod is kept            └──────────┘
+
+Both conditions, Parked and the reason of Ready, are the whole state. A pod is deleted for parking only while Parked is
+True, which says that everything is stored. No side effects.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final
+
+from rollout_api.cluster import (
+    KEY_FILE,
+    MANAGED_BY,
+    PARKED_ANNOTATION,
+    POD_ANNOTATION,
+    RUNNER_FOLDER,
+    by_hand_name,
+    parking_labels,
+)
+from rollout_api.conditions import Condition
+from rollout_api.on_cluster.objects import Json, Manifest, owned_object, owner_reference
+from rollout_api.sandbox import SandboxSpec, WorkspaceMode
+from rollout_operator.actions import Action, Create, Delete, Event, Plan, Ref, Remember
+from rollout_operator.cache import uid_of
+from rollout_operator.conditions import condition, find, holds, parse_time
+from rollout_operator.runner_pod import container_fields, pod_fields
+from rollout_operator.sandbox import making, status, steps
+from rollout_operator.sandbox.observe import Observed, ParkingJob, restoring_pauses
+from rollout_operator.sandbox.reasons import PARKED, READY, exec_failure, is_running, is_terminating
+
+PARKING, STORE_FAILED, RESTORING, RESTORE_FAILED = "Parking", "StoreFailed", "Restoring", "RestoreFailed"
+RESTORED: Final = "Restored"
+
+RETRIES: Final = 3
+"""Failures of a Job's pods after which it has failed. Kubernetes' pauses before them are 10, 20 and 40 s."""
+MOST_SECONDS: Final = 3600
+"""Time limit of a Job, with all its retries: enough for 30 GB at 10 MB/s."""
+PAUSE_SECONDS: Final = 20.0
+"""Pause before the next try to bring a Sandbox back."""
+
+
+def plan(seen: Observed, spec: SandboxSpec) -> Plan | None:
+    """Return the plan of a Sandbox that is parked or on the way there; None for any other one."""
+    parked, ready = (find(seen.status.conditions, kind) for kind in (PARKED, READY))
+    if parked is not None and parked.status == "True":
+        return _bring_back(seen, spec, parked) if spec.running else _stay_parked(seen)
+    match ready.reason if ready is not None else "":
+        case "Parking":
+            return _store(seen, spec)
+        case "StoreFailed":
+            return _after_failure(seen, spec)
+    return None
+
+
+def begin(seen: Observed) -> Plan:
+    """Return the plan that begins to park a Ready Sandbox."""
+    return _report(seen, "Normal", PARKING, "its files are being stored", PARKING)
+
+
+def deletes(seen: Observed, jobs: Iterable[ParkingJob]) -> tuple[Delete, ...]:
+    """Return the actions that delete these Jobs, and their pods."""
+    return tuple(Delete(Ref("Job", seen.namespace, job.name), job.uid) for job in jobs)
+
+
+def _store(seen: Observed, spec: SandboxSpec) -> Plan:
+    """Wait for the Job, also after the end of the pod: the Job may have stored everything before."""
+    pod_uid = None if seen.pod is None else uid_of(seen.pod)
+    job = next((job for job in seen.jobs if job.name == _job_name(seen, "store")), None)
+    if stale := [each for each in seen.jobs if each != job or pod_uid not in (None, each.pod_uid)]:
+        return Plan(deletes(seen, stale))
+    if job is None:
+        if seen.pod is None:
+            return steps.without_its_pod(seen)
+        if ending := steps.ending(seen, seen.pod, was_ready=True):
+            return steps.finish(seen, ending)
+        return _create_job(seen, spec, seen.pod, "store")
+    if job.state == "Succeeded":
+        event = Event("Normal", PARKED, job.message or "its files are stored")
+        return Plan(status=status.parked(seen, event.message).wire(), events=(event,))
+    if job.state == "Failed":
+        words = job.message or "the Job that stores its files failed"
+        return _report(
+            seen, "Warning", STORE_FAILED, words, STORE_FAILED, condition(PARKED, False, STORE_FAILED, words)
+        )
+    return Plan()
+
+
+def _after_failure(seen: Observed, spec: SandboxSpec) -> Plan:
+    """Keep the pod. It is used again when `running` is true; its executor may still have to be released."""
+    if seen.pod is None:
+        return steps.without_its_pod(seen)
+    if ending := steps.ending(seen, seen.pod, was_ready=True):
+        return steps.finish(seen, ending)
+    job = _job_of(seen, seen.pod)
+    if not spec.running or len(seen.jobs) > (job is not None):
+        return Plan(deletes(seen, seen.jobs), requeue_seconds=steps.lost_in(seen))
+    if job is None:
+        return _create_job(seen, spec, seen.pod, "release")
+    if job.state == "Failed":
+        words = job.message or "its executor does not answer"
+        return Plan((_pause(seen), *deletes(seen, seen.jobs)), events=(Event("Warning", RESTORE_FAILED, words),))
+    return _ready_again(seen, spec, seen.pod) if job.state == "Succeeded" else Plan(requeue_seconds=steps.lost_in(seen))
+
+
+def _stay_parked(seen: Observed) -> Plan:
+    ready = find(seen.status.conditions, READY)
+    if ready is None or ready.reason != PARKED:
+        return _report(seen, None, PARKED, status.PARKED_WORDS, PARKED)
+    return Plan((*deletes(seen, seen.jobs), *_drop(seen)))
+
+
+def _bring_back(seen: Observed, spec: SandboxSpec, parked: Condition) -> Plan:
+    """Create a pod, and a Job for it. Everything that fails is deleted and created again, because the files are stored."""
+    ready, pod = find(seen.status.conditions, READY), seen.pod
+    if ready is None or ready.reason == PARKED:
+        return _report(seen, None, RESTORING, "its files are brought back into a new pod", RESTORING)
+    if pod is not None and _parked_since(pod) != parked.last_transition_time:
+        return Plan((*deletes(seen, seen.jobs), *_drop(seen)))  # the pod whose files are stored
+    job = _job_of(seen, pod) if pod is not None else None
+    if len(seen.jobs) > (job is not None):
+        return Plan(deletes(seen, (other for other in seen.jobs if other != job)))
+    if pod is None:
+        return _create_pod(seen, spec, parked)
+    if (words := exec_failure(pod)) is not None:
+        return steps.recreate_with_copy(seen, pod, pod["spec"].get("nodeName", ""), words, PAUSE_SECONDS)
+    started = parse_time(pod["metadata"]["creationTimestamp"])
+    left = steps.seconds_left(started, timedelta(seconds=spec.start_seconds), seen.now)
+    if ending := steps.ending(seen, pod, was_ready=False):
+        return _begin_again(seen, pod, ending.reason.value, ending.message)
+    if not is_running(pod):
+        if left <= 0:
+            return _begin_again(seen, pod, "StartDeadlineExceeded", f"its pod did not start in {spec.start_seconds} s")
+        lost_in = steps.lost_in(seen)
+        return steps.wait(seen, spec, pod, left if lost_in is None else min(left, lost_in))
+    if job is None:
+        return _create_job(seen, spec, pod, "restore")
+    if job.state == "Failed":
+        words = job.message or "the Job that brings its files back failed"
+        return _begin_again(seen, pod, RESTORE_FAILED, words)
+    if job.state == "Succeeded":
+        return _ready_again(seen, spec, pod)
+    return Plan(making.learned_refusals(seen), requeue_seconds=steps.lost_in(seen))
+
+
+def _create_pod(seen: Observed, spec: SandboxSpec, parked: Condition) -> Plan:
+    if seen.restoring_pauses:
+        return Plan(requeue_seconds=PAUSE_SECONDS)
+    if seen.status.mode == WorkspaceMode.OVERLAY:
+        # Only Overlay can bring its workspaces back.
+        workspaces = spec.workspaces.model_copy(update={"mode": WorkspaceMode.OVERLAY})
+        spec = spec.model_copy(update={"workspaces": workspaces})
+    made = making.make_pod(seen, spec)
+    if isinstance(made, making.Invalid):
+        return steps.wait_to_be_admitted(seen, made.message, making.REFUSAL_SECONDS)
+    since = parked.last_transition_time
+    return Plan(tuple(_marked(action, since) for action in made), requeue_seconds=PAUSE_SECONDS)
+
+
+def _marked(action: Action, since: str | None) -> Action:
+    if not isinstance(action, Create) or action.body["kind"] != "Pod":
+        return action
+    metadata = action.body["metadata"]
+    annotations = {**metadata.get("annotations", {}), PARKED_ANNOTATION: since}
+    return replace(action, body={**action.body, "metadata": {**metadata, "annotations": annotations}})
+
+
+def _parked_since(pod: Manifest) -> str | None:
+    found: str | None = (pod["metadata"].get("annotations") or {}).get(PARKED_ANNOTATION)
+    return found
+
+
+def _begin_again(seen: Observed, pod: Manifest, reason: str, words: str) -> Plan:
+    told = _report(seen, "Warning", reason, words, reason)
+    if told.status is not None and told.status != seen.status.wire():
+        return told
+    # Nothing in the pod is needed, and its node may never confirm its end.
+    return Plan((_pause(seen), *deletes(seen, seen.jobs), steps.delete_pod(seen, pod, grace_seconds=0)))
+
+
+def _pause(seen: Observed) -> Remember:
+    return Remember(restoring_pauses(seen.uid), "", PAUSE_SECONDS)
+
+
+def _drop(seen: Observed) -> tuple[Delete, ...]:
+    """Return the action that deletes a pod whose files are stored; without grace if its node is lost."""
+    if seen.pod is None:
+        return ()
+    seconds = steps.lost_in(seen)
+    is_lost = seconds is not None and seconds <= 0
+    if is_terminating(seen.pod) and not is_lost:
+        return ()
+    return (steps.delete_pod(seen, seen.pod, grace_seconds=0 if is_lost else None),)
+
+
+def _ready_again(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
+    was_parked = holds(seen.status.conditions, PARKED)
+    words = "its files are back" if was_parked else "it is used again, without having been parked"
+    fresh = status.ready(seen, spec, pod, condition(PARKED, False, RESTORED, words))
+    return Plan(status=fresh.wire(), events=(Event("Normal", RESTORED, words),))
+
+
+def _report(seen: Observed, kind: Any, event: str, words: str, reason: str, *more: Condition) -> Plan:
+    """Return the plan that writes why it is not ready, with an Event unless `kind` is None."""
+    fresh = status.with_conditions(seen, [*more, condition(READY, False, reason, words)])
+    return Plan(status=fresh.wire(), events=() if kind is None else (Event(kind, event, words),))
+
+
+def _job_of(seen: Observed, pod: Manifest) -> ParkingJob | None:
+    """Return the Job that brings back the files of this pod, or releases it."""
+    name = _job_name(seen, "restore")
+    return next((job for job in seen.jobs if (job.name, job.pod_uid) == (name, uid_of(pod))), None)
+
+
+def _job_name(seen: Observed, what: str) -> str:
+    return f"{seen.name}-{'park' if what == 'store' else 'unpark'}"
+
+
+def _create_job(seen: Observed, spec: SandboxSpec, pod: Manifest, what: str) -> Plan:
+    if seen.restoring_pauses:
+        return Plan(requeue_seconds=PAUSE_SECONDS)
+    if seen.key is None:
+        return Plan((making.key_action(seen),))
+    return Plan((Create(job_for(seen, spec, pod, what)),))
+
+
+def job_for(seen: Observed, spec: SandboxSpec, pod: Manifest, what: str) -> Json:
+    """Return the Job that does `store`, `restore` or `release` (agent_runtime/runner/parking.py) for this pod."""
+    assert spec.parking is not None
+    config = seen.config
+    arguments = (what, seen.namespace, seen.name, seen.uid, pod["status"]["podIP"], str(spec.idle_seconds))
+    command = ["python3", "-m", "agent_runtime.runner.parking", *arguments, spec.parking.uri]
+    container = {
+        **container_fields(spec.parking.secret_ref),
+        "name": "parking",
+        "image": config.images.runtime,
+        "imagePullPolicy": config.images.pull_policy,
+        # Kubernetes expands $(NAME); `$$` is an escaped `$`.
+        "command": [part.replace("$", "$$") for part in command],
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "resources": {"requests": {"cpu": config.runner.cpu, "memory": config.runner.memory}},
+        "volumeMounts": [
+            {"name": "key", "mountPath": RUNNER_FOLDER, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+    items = [{"key": KEY_FILE, "path": KEY_FILE}]
+    template = {
+        **pod_fields(),
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "volumes": [
+            {"name": "key", "secret": {"secretName": by_hand_name(seen.name), "items": items, "defaultMode": 0o440}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+    labels = {**MANAGED_BY, **parking_labels(seen.name)}
+    job_spec = {
+        "backoffLimit": RETRIES,
+        "activeDeadlineSeconds": MOST_SECONDS,
+        "template": {"metadata": {"labels": labels}, "spec": template},
+    }
+    owner = owner_reference("Sandbox", seen.name, seen.uid)
+    body = owned_object("Job", _job_name(seen, what), seen.namespace, owner, labels, spec=job_spec)
+    body["metadata"]["annotations"] = {POD_ANNOTATION: uid_of(pod)}
+    return body

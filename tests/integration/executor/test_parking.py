@@ -1,0 +1,204 @@
+"""A Sandbox's files are stored, and are the same in another executor; also when a try is killed in the middle."""
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import json
+import sys
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime.recording.store import Store
+from agent_runtime.runner.parking import STATE, ParkedState, ParkingFailed, run
+
+IDLE_SECONDS = 900
+PROGRAM = """
+import asyncio, sys
+from agent_runtime.recording.store import Store
+from agent_runtime.runner.parking import run
+what, address, token, folder = sys.argv[1:]
+print(asyncio.run(run(what, address, token, 900, Store.open(folder, {}))))
+"""
+
+
+async def parking(what: str, executor: Any, folder: Path) -> str:
+    return await run(what, executor.address, executor.token, IDLE_SECONDS, Store.open(str(folder), {}))
+
+
+async def begun(what: str, executor: Any, folder: Path) -> asyncio.subprocess.Process:
+    """Start it in a process that a test may kill."""
+    arguments = (what, executor.address, executor.token, str(folder))
+    return await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, *arguments)
+
+
+@contextlib.asynccontextmanager
+async def used(connect: Any, executor: Any, **order: Any) -> AsyncIterator[Any]:
+    """Yield a client, whose workspaces can be deleted at the end."""
+    async with connect(executor, **order) as client:
+        try:
+            yield client
+        finally:
+            await client.call("PUT", "/still", json={"still": False}, keyed=False)
+            await client.call("DELETE", f"/attempts?prefix={client.attempt}-fork", keyed=False)
+
+
+async def put(client: Any, path: str, data: bytes, query: str = "", workspace: str = "~") -> None:
+    reply = await client.call("PUT", f"{workspace}/files?path={path}{query}", data=data)
+    assert reply.status == 200, reply.body
+
+
+async def files_of(client: Any, workspace: str) -> dict[str, tuple[object, ...]]:
+    """Return everything that a snapshot has, by name."""
+    snapshot = await client.call("GET", f"/workspaces/{workspace}/snapshot")
+    assert snapshot.status == 200, snapshot.body
+    with tarfile.open(fileobj=io.BytesIO(snapshot.body)) as archive:
+        return {
+            member.name: (
+                *(member.type, member.mode, member.uid, member.gid, member.mtime, member.linkname),
+                hashlib.sha256(archive.extractfile(member).read()).hexdigest() if member.isfile() else "",  # type: ignore[union-attr]
+            )
+            for member in archive
+            if member.name != ".volumes"  # a folder of the executor's
+        }
+
+
+async def workspaces_of(client: Any) -> list[dict[str, Any]]:
+    """Return what is the same in the new pod."""
+    listed = (await client.call("GET", "/workspaces")).json["workspaces"]
+    return [{key: each[key] for key in ("id", "attempt", "state", "parent", "network", "made")} for each in listed]
+
+
+async def furnish(client: Any, mode: str) -> list[str]:
+    """Write files; in Overlay also into a frozen parent, and delete one of the image. Returns all workspaces."""
+    await put(client, "@/mine", b"mine\n", "&mode=640")
+    if mode == "Plain":
+        return [client.workspace]
+    await put(client, "/home/theirs", b"theirs\n", "&owner=1000:1001")
+    assert (await client.call("DELETE", "~/files?path=/etc/passwd-&owner=0")).status in (200, 404)
+    assert await client.run("rm -r /etc/apt /etc/issue; ln -s nowhere /link; mkdir -m 1777 /shared", cwd="/")
+    assert (await client.call("POST", "~/freeze")).status == 200
+    other = client.held_by("3:other")
+    other.attempt, other.workspace = f"{client.attempt}-fork", "fork"
+    assert (await other.raise_fence()).status == 200
+    order = {"id": "fork", "parent": client.workspace, "env": {"COLOUR": "blue"}, "shares": True}
+    assert (await other.call("POST", "/workspaces", json=order)).status == 200
+    assert (await other.call("PUT", "~/network", json={"network": ["files.example.org:443"]})).status == 200
+    await put(other, "/home/own", b"own\n" * 1_000_000)
+    assert (await other.run("rm -r /shared; sleep 600 & echo", cwd="/"))["exitCode"] == 0
+    joined = await other.call("POST", "/workspaces", json={"id": "service", "joins": "fork"})
+    assert joined.status == 200, joined.body
+    await put(other, "/home/service", b"service\n", workspace="/workspaces/service")
+    return [client.workspace, "fork", "service"]
+
+
+@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
+async def test_parked_files_are_the_same_in_another_executor(
+    start_executor: Any, connect: Any, session_of: Any, mode: str, tmp_path: Path
+) -> None:
+    executor, following = start_executor(mode, places=2), start_executor(mode, places=2)
+    order = {"workingDir": "/executor-tests"} if mode == "Plain" else {}
+    async with used(connect, executor, **order) as client:
+        names = await furnish(client, mode)
+        assert (await parking("store", executor, tmp_path)).startswith(f"{len(names)} workspaces, ")
+        refused = await client.call("PUT", "~/files?path=@/late", data=b"")
+        assert (refused.code, "being parked" in refused.message) == ("Conflict", True)
+        files, workspaces = {name: await files_of(client, name) for name in names}, await workspaces_of(client)
+        if mode == "Overlay":
+            assert {"etc/.wh.issue", "etc/.wh.apt"} <= files[client.workspace].keys()
+            assert files[client.workspace]["home/theirs"][2:4] == (1000, 1001)
+        await parking("restore", following, tmp_path)
+        async with session_of(following) as (session, base):
+            new = type(client)(session, base, client.commands, client.attempt)
+            assert await workspaces_of(new) == workspaces
+            assert {name: await files_of(new, name) for name in names} == files
+            # Its users go on with their own fences.
+            assert (await new.raise_fence()).status == 200
+
+
+async def test_store_and_restore_that_are_killed_are_repeated(
+    start_executor: Any, connect: Any, session_of: Any, tmp_path: Path
+) -> None:
+    executor, following = start_executor("Overlay", places=2), start_executor("Overlay", places=2)
+    async with used(connect, executor) as client:
+        names = await furnish(client, "Overlay")
+        for stored in range(1, 4):
+            process = await begun("store", executor, tmp_path)
+            while len(list(tmp_path.glob("*/layers/*.tar.zst"))) < stored:
+                assert process.returncode is None
+                await asyncio.sleep(0.01)
+            process.kill()
+            await process.wait()
+        await parking("store", executor, tmp_path)
+        assert len(list(tmp_path.iterdir())) == 2, "layers of other tries stay"
+        files = {name: await files_of(client, name) for name in names}
+        async with session_of(following) as (session, base):
+            new = type(client)(session, base, client.commands, client.attempt)
+            for made in range(1, 4):
+                process = await begun("restore", following, tmp_path)
+                while len(await workspaces_of(new)) < made:
+                    assert process.returncode is None
+                    await asyncio.sleep(0.005)
+                process.kill()
+                await process.wait()
+            await parking("restore", following, tmp_path)
+            assert {name: await files_of(new, name) for name in names} == files
+
+
+async def test_failed_store_leaves_a_sandbox_that_can_be_used(
+    start_executor: Any, connect: Any, tmp_path: Path
+) -> None:
+    executor = start_executor("Overlay", places=3)
+    async with used(connect, executor, volumes={"data": "/data"}, shares=True) as client:
+        with pytest.raises(ParkingFailed, match="has volumes"):
+            await parking("store", executor, tmp_path)
+        assert await client.out("echo on", cwd="/") == "on\n"
+        # One that was killed leaves the executor still, until it is released.
+        assert (await client.call("PUT", "/still", json={"still": True}, keyed=False)).json == {
+            "still": True,
+            "times": 2,
+        }
+        assert (await client.start("true")).code == "Conflict"
+        await parking("release", executor, tmp_path)
+        assert await client.out("echo on", cwd="/") == "on\n"
+
+
+async def test_restore_refuses_damaged_and_missing_state(start_executor: Any, connect: Any, tmp_path: Path) -> None:
+    executor, following = start_executor("Overlay"), start_executor("Overlay")
+    with pytest.raises(ParkingFailed, match="does not exist"):
+        await parking("restore", following, tmp_path)
+    async with used(connect, executor) as client:
+        await put(client, "/home/file", b"content")
+        await parking("store", executor, tmp_path)
+    state = ParkedState.model_validate(json.loads((tmp_path / STATE).read_text()))
+    (tmp_path / STATE).write_text(json.dumps(state.model_copy(update={"mode": "Plain"}).model_dump()))
+    with pytest.raises(ParkingFailed, match="mode Plain"):
+        await parking("restore", following, tmp_path)
+    (tmp_path / STATE).write_text(json.dumps(state.model_dump()))
+    (layer,) = tmp_path.glob("*/layers/*.tar.zst")
+    layer.write_bytes(layer.read_bytes()[:-9] + b"x" * 9)
+    with pytest.raises(Exception, match="layers/"):
+        await parking("restore", following, tmp_path)
+
+
+async def test_failed_workspace_and_what_needs_it_are_left_out(
+    start_executor: Any, connect: Any, end_init_of: Any, tmp_path: Path
+) -> None:
+    executor = start_executor("Overlay", places=2)
+    async with used(connect, executor) as client:
+        for order in ({"id": "fails", "shares": True}, {"id": "joined", "joins": "fails"}):
+            assert (await client.call("POST", "/workspaces", json=order)).status == 200
+        held = client.held_by(client.fence)
+        held.workspace = "fails"
+        sleeper = asyncio.create_task(held.ask(["sleep", "778"], "0:sleep", waitSeconds=60, cwd="/"))
+        await end_init_of("sleep 778")
+        await sleeper
+        assert (await client.call("GET", "/workspaces/fails")).json["state"] == "Failed"
+        said = await parking("store", executor, tmp_path)
+        assert said.startswith("1 workspaces, ")
+        assert "; left out fails: it has failed: " in said
+        assert "; left out joined: it " in said

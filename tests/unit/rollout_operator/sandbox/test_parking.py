@@ -1,0 +1,414 @@
+"""Parking: what is planned in each state; and random lives in which nothing may be lost because of it."""
+
+import copy
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rollout_api.cluster import PARKED_ANNOTATION, POD_ANNOTATION
+from rollout_api.sandbox import SandboxStatus
+from rollout_operator.actions import Create, Delete, EnsureKey, Plan, Remember
+from rollout_operator.cache import Cache
+from rollout_operator.conditions import timestamp
+from rollout_operator.prune import prune
+from rollout_operator.sandbox import observe, plan
+from rollout_operator.world import Memory, World
+from tests.support.full import examples
+from tests.unit.rollout_operator.sandbox.objects import CONFIG, KEY, NOW, RUNNING, Json, ended, node, policy, sandbox
+
+PARKING: Json = {"uri": "s3://bucket/prefix", "secretRef": "storage"}
+CONDITION_OF = {"Succeeded": "Complete", "Failed": "Failed"}
+ROUNDS = 12
+"""More rounds than any life needs to settle."""
+
+
+class Cluster:
+    """One Sandbox with its pod and its Jobs. What is stored, and which pod has the files, is known here only."""
+
+    def __init__(self, mode: str) -> None:
+        self.now, self.memory, self.keys = NOW, Memory(), {"uid-s": KEY}
+        self.sandbox = sandbox(parking=PARKING, workspaces={"mode": mode}, whenFinished="Retain")
+        self.pod: Json | None = None
+        self.jobs: dict[str, Json] = {}
+        self.nodes = {name: node(name) for name in ("n1", "n2")}
+        self.stored = False
+        """Whether the store has the files as they are."""
+        self.files_in: str | None = None
+        """Uid of the pod that has the files."""
+        self.accident = False
+        """Whether the pod was lost while it was not parked, which may end any Sandbox."""
+        self.made = 0
+        self.events: list[str] = []
+
+    # What the operator sees and does.
+
+    def look(self) -> Plan:
+        cache = Cache()
+        objects = [self.sandbox, policy(), *([self.pod] if self.pod else []), *self.nodes.values(), *self.jobs.values()]
+        objects += [job["pod"] for job in self.jobs.values() if "pod" in job]
+        for each in objects:
+            kind = each.get("kind", "Node")
+            cache.put(kind, prune(kind, copy.deepcopy(each)))
+        return plan(observe(World(cache, CONFIG, self.now, self.memory, self.keys), self.sandbox))
+
+    def act(self, rounds: int = 1) -> Plan:
+        planned = Plan()
+        for _ in range(rounds):
+            planned = self.look()
+            for action in planned.actions:
+                self.carry_out(action)
+            if planned.status is not None:
+                self.sandbox["status"] = SandboxStatus.model_validate(planned.status).wire()
+            self.events += [event.reason for event in planned.events]
+        return planned
+
+    def carry_out(self, action: Any) -> None:
+        match action:
+            case Remember():
+                self.memory.learn(action, self.now.timestamp())
+            case EnsureKey():
+                self.keys["uid-s"] = KEY
+            case Create(body) if body["kind"] in ("Pod", "Job"):
+                self.create(copy.deepcopy(dict(body)))
+            case Delete(ref, uid, grace):
+                self.delete(ref.kind, ref.name, uid, at_once=grace == 0)
+
+    def create(self, body: Json) -> None:
+        name = body["metadata"]["name"]
+        if (self.pod if body["kind"] == "Pod" else self.jobs.get(name)) is not None:
+            return
+        self.made += 1
+        body["metadata"] |= {"uid": f"uid-{self.made}", "creationTimestamp": timestamp(self.now)}
+        body["status"] = {"phase": "Pending"}
+        if body["kind"] == "Pod":
+            assert not self.files_in or self.is_parked(), "a pod is created while another one has the files"
+            self.pod = body
+            if not self.is_parked():
+                self.files_in = body["metadata"]["uid"]
+        else:
+            is_restore = body["spec"]["template"]["spec"]["containers"][0]["command"][3] == "restore"
+            assert not is_restore or not self.files_in, "files are restored over the files that were stored"
+            self.jobs[name] = body
+
+    def delete(self, kind: str, name: str, uid: str, *, at_once: bool) -> None:
+        if kind == "Job" and name in self.jobs and self.jobs[name]["metadata"]["uid"] == uid:
+            del self.jobs[name]
+        elif kind == "Pod" and self.pod is not None and self.pod["metadata"]["uid"] == uid:
+            has_ended = any(each["type"] == "Finished" for each in self.conditions())
+            assert self.is_parked() or has_ended, "a pod is deleted that nobody has stored"
+            assert self.stored or has_ended, "Parked is True, and nothing is stored"
+            if at_once:
+                self.lose_pod()
+            else:
+                self.pod["metadata"]["deletionTimestamp"] = timestamp(self.now)
+        elif kind == "Sandbox":
+            raise AssertionError("it is deleted")
+
+    # What happens in the cluster.
+
+    def lose_pod(self) -> None:
+        assert self.pod is not None
+        if self.files_in == self.pod["metadata"]["uid"]:
+            self.files_in = None
+        self.pod = None
+
+    def starts(self, name: str = "n1") -> None:
+        assert self.pod is not None
+        self.pod["spec"]["nodeName"] = name
+        container = {"name": "sandbox", "state": RUNNING}
+        address = f"10.0.0.{self.made}"
+        self.pod["status"] = {"phase": "Running", "podIP": address, "containerStatuses": [container]}
+
+    def ends(self, name: str, how: str, words: str = "") -> None:
+        """End a Job. It succeeds only if it can: a store needs the pod with the files, a restore what is stored."""
+        job, uid = self.jobs[name], self.pod["metadata"]["uid"] if self.pod else None
+        is_for_pod = self.is_running() and job["metadata"]["annotations"][POD_ANNOTATION] == uid
+        what = job["spec"]["template"]["spec"]["containers"][0]["command"][3]
+        if how == "Succeeded" and not is_for_pod:
+            how = "Failed"
+        if how == "Succeeded" and what == "store":
+            assert self.files_in == uid, "files of a pod without them are stored"
+            self.stored = True
+        if how == "Succeeded" and what == "restore":
+            assert self.stored
+            # A complete copy of what is stored. Work in it makes it the only one.
+            self.files_in = uid
+        if what == "release":
+            assert self.files_in == uid
+        job["status"] = {"conditions": [{"type": CONDITION_OF[how], "status": "True"}]}
+        owner = {"kind": "Job", "name": name, "uid": job["metadata"]["uid"], "controller": True}
+        metadata = {"name": f"{name}-x", "namespace": "lab", "uid": f"{name}-x", "ownerReferences": [owner]}
+        state = ended(0 if how == "Succeeded" else 1, message=words)
+        status = {"phase": how, "containerStatuses": [{"name": "parking", "state": state}]}
+        job["pod"] = {"kind": "Pod", "metadata": metadata, "spec": {}, "status": status}
+
+    # What a person sees.
+
+    def set_running(self, running: bool) -> None:
+        self.sandbox["spec"]["running"] = running
+
+    def conditions(self) -> list[Json]:
+        return list(self.sandbox.get("status", {}).get("conditions", []))
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        """Return status and reason."""
+        found = next((each for each in self.conditions() if each["type"] == kind), {"status": "", "reason": ""})
+        return found["status"], found["reason"]
+
+    def is_parked(self) -> bool:
+        return self.condition("Parked")[0] == "True"
+
+    def is_running(self) -> bool:
+        return self.pod is not None and "running" in str(self.pod["status"].get("containerStatuses"))
+
+
+def serving(mode: str = "Overlay") -> Cluster:
+    cluster = Cluster(mode)
+    cluster.act(2)
+    cluster.starts()
+    cluster.act()
+    assert cluster.condition("Ready") == ("True", "Running")
+    return cluster
+
+
+def parked() -> Cluster:
+    cluster = serving()
+    cluster.set_running(False)
+    cluster.act(2)
+    cluster.ends("s-park", "Succeeded", "1 workspaces, 10 bytes")
+    cluster.act(2)
+    cluster.lose_pod()
+    cluster.act()
+    return cluster
+
+
+def test_parking_stores_first_and_then_gives_the_pod_back() -> None:
+    cluster = serving()
+    cluster.set_running(False)
+    assert cluster.act().actions == (), "the status is written first"
+    assert cluster.condition("Ready") == ("False", "Parking")
+    cluster.act()
+    (job,) = cluster.jobs.values()
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    address, seconds = cluster.pod["status"]["podIP"], "900"  # type: ignore[index]
+    assert container["command"][3:] == ["store", "lab", "s", "uid-s", address, seconds, PARKING["uri"]]
+    assert container["envFrom"] == [{"secretRef": {"name": "storage"}}]
+    assert job["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    cluster.set_running(True)
+    assert cluster.act() == Plan(), "it is stored first"
+    cluster.set_running(False)
+    cluster.ends("s-park", "Succeeded", "1 workspaces, 10 bytes")
+    assert cluster.act().actions == ()
+    assert (cluster.condition("Parked"), cluster.condition("Ready")) == (("True", "Stored"), ("False", "Parked"))
+    assert {"type": "Parked", "message": "1 workspaces, 10 bytes"}.items() <= cluster.conditions()[1].items()
+    cluster.act()
+    assert cluster.jobs == {}
+    cluster.lose_pod()
+    assert cluster.act() == Plan()
+    assert cluster.events[-2:] == ["Parking", "Parked"]
+
+
+def test_files_come_back_into_a_new_pod_of_the_same_mode() -> None:
+    cluster = parked()
+    cluster.set_running(True)
+    cluster.act(2)
+    assert cluster.condition("Ready") == ("False", "Restoring")
+    pod = cluster.pod
+    assert pod is not None
+    assert pod["spec"]["hostUsers"] is False
+    assert pod["metadata"]["annotations"][PARKED_ANNOTATION]
+    assert cluster.act() == Plan(requeue_seconds=60)
+    cluster.starts("n2")
+    cluster.act()
+    cluster.ends("s-unpark", "Succeeded")
+    cluster.act()
+    assert (cluster.condition("Parked"), cluster.condition("Ready")) == (("False", "Restored"), ("True", "Running"))
+    assert cluster.sandbox["status"]["nodeName"] == "n2"
+    cluster.act()
+    assert (cluster.jobs, cluster.events[-1]) == ({}, "Restored")
+
+
+def test_failed_store_keeps_the_pod_and_says_why() -> None:
+    cluster = serving()
+    cluster.set_running(False)
+    cluster.act(2)
+    cluster.ends("s-park", "Failed", "NoSuchBucket")
+    cluster.act(3)
+    assert (cluster.condition("Parked"), cluster.jobs) == (("False", "StoreFailed"), {})
+    assert next(each for each in cluster.conditions() if each["type"] == "Ready")["message"] == "NoSuchBucket"
+    cluster.set_running(True)
+    cluster.act(2)
+    cluster.ends("s-unpark", "Succeeded")
+    cluster.act(2)
+    assert (cluster.condition("Ready"), cluster.jobs, cluster.pod is not None) == (("True", "Running"), {}, True)
+
+
+def test_pod_lost_while_files_come_back_is_replaced() -> None:
+    cluster = parked()
+    cluster.set_running(True)
+    cluster.act(2)
+    cluster.starts()
+    cluster.act()
+    cluster.nodes["n1"] = node("n1", ready=False, since=cluster.now - timedelta(seconds=31))
+    assert cluster.act().actions == ()
+    assert cluster.condition("Ready") == ("False", "NodeLost")
+    deleted = [action for action in cluster.act().actions if isinstance(action, Delete)]
+    assert {(each.ref.kind, each.grace_seconds) for each in deleted} == {("Job", None), ("Pod", 0)}
+    cluster.act(2)
+    assert cluster.pod is None, "there is a pause"
+    cluster.now += timedelta(seconds=21)
+    cluster.act()
+    assert cluster.pod is not None
+    assert cluster.condition("Finished") == ("", "")
+
+
+def test_running_while_files_are_stored_still_gives_the_old_pod_back() -> None:
+    cluster = serving()
+    cluster.set_running(False)
+    cluster.act(2)
+    cluster.set_running(True)
+    cluster.ends("s-park", "Succeeded")
+    cluster.act(4)
+    assert cluster.pod is not None
+    assert "deletionTimestamp" in cluster.pod["metadata"]
+    cluster.lose_pod()
+    cluster.act(2)
+    assert cluster.pod is not None
+    assert PARKED_ANNOTATION in cluster.pod["metadata"]["annotations"]
+
+
+def test_park_again_while_files_come_back_deletes_the_pod() -> None:
+    cluster = parked()
+    cluster.set_running(True)
+    cluster.act(2)
+    cluster.starts()
+    cluster.act()
+    cluster.ends("s-unpark", "Succeeded")
+    cluster.set_running(False)
+    cluster.act(2)
+    assert (cluster.condition("Ready"), cluster.jobs) == (("False", "Parked"), {})
+    assert cluster.is_parked()
+
+
+class Lives(RuleBasedStateMachine):
+    """A person, the cluster and the operator, in any order."""
+
+    cluster: Cluster
+
+    accidents: bool
+
+    @initialize(
+        begin=st.sampled_from([serving, parked, parked]),
+        running=st.booleans(),
+        rounds=st.integers(0, 3),
+        accidents=st.sampled_from([False, False, False, True]),
+    )
+    def begin(self, begin: Callable[[], Cluster], running: bool, rounds: int, accidents: bool) -> None:
+        self.cluster, self.accidents = begin(), accidents
+        self.a_person_sets_running(running, rounds)
+
+    def may_lose_pod(self) -> bool:
+        """Whether the cluster may end the pod now: of a Sandbox that is not parked, only in some lives."""
+        return self.accidents or self.cluster.is_parked()
+
+    @rule(rounds=st.integers(1, 4))
+    def the_operator_looks(self, rounds: int) -> None:
+        self.cluster.act(rounds)
+
+    @rule()
+    def the_operator_restarts(self) -> None:
+        self.cluster.memory, self.cluster.keys = Memory(), {}
+
+    @rule(running=st.booleans(), rounds=st.integers(0, 3))
+    def a_person_sets_running(self, running: bool, rounds: int) -> None:
+        self.cluster.set_running(running)
+        self.cluster.act(rounds)
+
+    @precondition(lambda self: self.cluster.condition("Ready")[0] == "True" and self.cluster.pod is not None)
+    @rule()
+    def a_person_works(self) -> None:
+        """From now on only this pod has the files as they are."""
+        pod = self.cluster.pod
+        assert pod is not None
+        assert self.accidents or self.cluster.files_in == pod["metadata"]["uid"], "Ready without its files"
+        self.cluster.stored = False
+
+    @precondition(lambda self: any("pod" not in job for job in self.cluster.jobs.values()))
+    @rule(how=st.sampled_from(["Succeeded", "Succeeded", "Failed"]), rounds=st.integers(0, 3))
+    def a_job_ends(self, how: str, rounds: int) -> None:
+        name = next(name for name, job in self.cluster.jobs.items() if "pod" not in job)
+        self.cluster.ends(name, how)
+        self.cluster.act(rounds)
+
+    @precondition(lambda self: self.cluster.pod is not None and not self.cluster.is_running())
+    @rule(name=st.sampled_from(["n1", "n2"]), rounds=st.integers(0, 2))
+    def the_pod_starts(self, name: str, rounds: int) -> None:
+        if "containerStatuses" not in self.cluster.pod["status"]:  # type: ignore[index]
+            self.cluster.starts(name)
+        self.cluster.act(rounds)
+
+    @precondition(lambda self: self.cluster.is_running() and self.may_lose_pod())
+    @rule()
+    def the_pod_ends(self) -> None:
+        pod = self.cluster.pod
+        assert pod is not None
+        self.cluster.files_in = None
+        self.cluster.accident |= not self.cluster.is_parked()
+        pod["status"] |= {"phase": "Failed", "containerStatuses": [{"name": "sandbox", "state": ended(137)}]}
+
+    @precondition(lambda self: self.cluster.pod is not None and self.may_lose_pod())
+    @rule()
+    def the_pod_is_gone(self) -> None:
+        self.cluster.lose_pod()
+        self.cluster.accident |= not self.cluster.is_parked()
+
+    @precondition(lambda self: self.may_lose_pod())
+    @rule(name=st.sampled_from(["n1", "n2"]), ready=st.booleans())
+    def a_node_changes(self, name: str, ready: bool) -> None:
+        since = self.cluster.now - timedelta(seconds=60)
+        self.cluster.nodes[name] = node(name, ready=ready, since=since)
+        self.cluster.accident |= not ready and not self.cluster.is_parked()
+
+    @rule(seconds=st.sampled_from([1, 25, 700]))
+    def time_passes(self, seconds: int) -> None:
+        self.cluster.now += timedelta(seconds=seconds)
+
+    @invariant()
+    def files_are_in_the_pod_or_stored(self) -> None:
+        if not hasattr(self, "cluster"):
+            return
+        pod = self.cluster.pod
+        in_pod = pod is not None and self.cluster.files_in == pod["metadata"]["uid"]
+        assert in_pod or self.cluster.stored or self.cluster.accident
+        assert self.cluster.accident or self.cluster.condition("Finished")[0] != "True"
+
+    def teardown(self) -> None:
+        """With a healthy cluster, what the person wants comes true."""
+        if not hasattr(self, "cluster") or self.cluster.condition("Finished")[0] == "True":
+            return
+        cluster = self.cluster
+        cluster.nodes = {name: node(name) for name in ("n1", "n2")}
+        for _ in range(ROUNDS):
+            cluster.act(3)
+            if cluster.pod is not None and "deletionTimestamp" in cluster.pod["metadata"]:
+                cluster.lose_pod()
+            if cluster.pod is not None and "containerStatuses" not in cluster.pod["status"]:
+                cluster.starts()
+            for name, job in list(cluster.jobs.items()):
+                if "pod" not in job:
+                    cluster.ends(name, "Succeeded")
+            cluster.now += timedelta(seconds=25)
+        if cluster.sandbox["spec"].get("running", True):
+            assert cluster.condition("Ready") == ("True", "Running") or cluster.condition("Finished")[0] == "True"
+            assert cluster.files_in or cluster.stored or cluster.accident
+        elif cluster.condition("Ready") != ("False", "StoreFailed"):
+            assert cluster.pod is None
+            assert cluster.condition("Ready")[1] in ("Parked",) or cluster.condition("Finished")[0] == "True"
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(max_examples=examples(800), stateful_step_count=30)
