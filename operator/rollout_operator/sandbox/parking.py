@@ -111,7 +111,7 @@ def _stay_parked(seen: Observed) -> Plan:
     ready = find(seen.status.conditions, READY)
     if ready is None or ready.reason != PARKED:
         return _report(seen, None, PARKED, status.PARKED_WORDS, PARKED)
-    return Plan((*deletes(seen, seen.jobs), *_drop(seen)))
+    return _drop(seen)
 
 
 def _bring_back(seen: Observed, spec: SandboxSpec, parked: Condition) -> Plan:
@@ -120,7 +120,7 @@ def _bring_back(seen: Observed, spec: SandboxSpec, parked: Condition) -> Plan:
     if ready is None or ready.reason == PARKED:
         return _report(seen, None, RESTORING, "its files are brought back into a new pod", RESTORING)
     if pod is not None and _parked_since(pod) != parked.last_transition_time:
-        return Plan((*deletes(seen, seen.jobs), *_drop(seen)))  # the pod whose files are stored
+        return _drop(seen)
     job = _job_of(seen, pod) if pod is not None else None
     if len(seen.jobs) > (job is not None):
         return Plan(deletes(seen, (other for other in seen.jobs if other != job)))
@@ -178,6 +178,8 @@ def _begin_again(seen: Observed, pod: Manifest, reason: str, words: str) -> Plan
     told = _report(seen, "Warning", reason, words, reason)
     if told.status is not None and told.status != seen.status.wire():
         return told
+    if seen.restoring_pauses:
+        return Plan(requeue_seconds=PAUSE_SECONDS)  # it was deleted, and something keeps it
     # Nothing in the pod is needed, and its node may never confirm its end.
     return Plan((_pause(seen), *deletes(seen, seen.jobs), steps.delete_pod(seen, pod, grace_seconds=0)))
 
@@ -186,15 +188,15 @@ def _pause(seen: Observed) -> Remember:
     return Remember(restoring_pauses(seen.uid), "", PAUSE_SECONDS)
 
 
-def _drop(seen: Observed) -> tuple[Delete, ...]:
-    """Return the action that deletes a pod whose files are stored; without grace if its node is lost."""
+def _drop(seen: Observed) -> Plan:
+    """Delete its Jobs, and its pod, whose files are stored; without grace if the pod's node is lost."""
+    actions, seconds = deletes(seen, seen.jobs), steps.lost_in(seen)
     if seen.pod is None:
-        return ()
-    seconds = steps.lost_in(seen)
+        return Plan(actions)
     is_lost = seconds is not None and seconds <= 0
     if is_terminating(seen.pod) and not is_lost:
-        return ()
-    return (steps.delete_pod(seen, seen.pod, grace_seconds=0 if is_lost else None),)
+        return Plan(actions, requeue_seconds=seconds)
+    return Plan((*actions, steps.delete_pod(seen, seen.pod, grace_seconds=0 if is_lost else None)))
 
 
 def _ready_again(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:

@@ -256,10 +256,14 @@ def test_pod_lost_while_files_come_back_is_replaced() -> None:
     cluster.nodes["n1"] = node("n1", ready=False, since=cluster.now - timedelta(seconds=31))
     assert cluster.act().actions == ()
     assert cluster.condition("Ready") == ("False", "NodeLost")
-    deleted = [action for action in cluster.act().actions if isinstance(action, Delete)]
+    deleted = [action for action in cluster.look().actions if isinstance(action, Delete)]
     assert {(each.ref.kind, each.grace_seconds) for each in deleted} == {("Job", None), ("Pod", 0)}
-    cluster.act(2)
+    kept = copy.deepcopy(cluster.pod)
+    cluster.act(3)
     assert cluster.pod is None, "there is a pause"
+    cluster.pod = kept  # a finalizer
+    assert cluster.act().actions == ()
+    cluster.pod = None
     cluster.now += timedelta(seconds=21)
     cluster.act()
     assert cluster.pod is not None
