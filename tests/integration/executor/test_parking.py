@@ -167,6 +167,23 @@ async def test_failed_store_leaves_a_sandbox_that_can_be_used(
         assert await client.out("echo on", cwd="/") == "on\n"
 
 
+async def test_store_that_is_asked_to_stop_leaves_a_sandbox_that_can_be_used(
+    start_executor: Any, connect: Any, tmp_path: Path
+) -> None:
+    executor = start_executor("Overlay", places=2)
+    async with used(connect, executor) as client:
+        await furnish(client, "Overlay")
+        storing = asyncio.create_task(parking("store", executor, tmp_path))
+        while not list(tmp_path.glob("*/layers/*")):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        storing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await storing
+        assert not (tmp_path / STATE).exists()
+        order = {"id": "next", "parent": client.workspace}
+        assert (await client.call("POST", "/workspaces", json=order)).status == 200
+
+
 async def test_restore_refuses_damaged_and_missing_state(start_executor: Any, connect: Any, tmp_path: Path) -> None:
     executor, following = start_executor("Overlay"), start_executor("Overlay")
     with pytest.raises(ParkingFailed, match="does not exist"):
