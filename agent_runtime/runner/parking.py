@@ -112,7 +112,7 @@ async def store(executor: ExecutorClient, folder: Store) -> str:
         for other in await folder.folders():
             if other != name:
                 await folder.delete([meta.key for meta in await folder.list(other)])
-    stored = f"{len(kept)} workspaces, {sum(each.layer.bytes for each in kept)} bytes"
+    stored = f"{len(kept)} of {len(found)} workspaces, {sum(each.layer.bytes for each in kept)} bytes"
     return "; ".join([stored, *(f"left out {name}: {why}" for name, why in left_out.items())])
 
 

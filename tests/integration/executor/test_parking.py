@@ -104,7 +104,7 @@ async def test_parked_files_are_the_same_in_another_executor(
     order = {"workingDir": "/executor-tests"} if mode == "Plain" else {}
     async with used(connect, executor, **order) as client:
         names = await furnish(client, mode)
-        assert (await parking("store", executor, tmp_path)).startswith(f"{len(names)} workspaces, ")
+        assert (await parking("store", executor, tmp_path)).startswith(f"{len(names)} of {len(names)} workspaces, ")
         refused = await client.call("PUT", "~/files?path=@/late", data=b"")
         assert (refused.code, "being parked" in refused.message) == ("Conflict", True)
         files, workspaces = {name: await files_of(client, name) for name in names}, await workspaces_of(client)
@@ -216,6 +216,6 @@ async def test_failed_workspace_and_what_needs_it_are_left_out(
         await sleeper
         assert (await client.call("GET", "/workspaces/fails")).json["state"] == "Failed"
         said = await parking("store", executor, tmp_path)
-        assert said.startswith("1 workspaces, ")
+        assert said.startswith("1 of 3 workspaces, ")
         assert "; left out fails: it has failed: " in said
         assert "; left out joined: it " in said
