@@ -93,6 +93,7 @@ class AgentRunner:
         given: dict[str, Any] = {"output": {"uri": self._folder.name}, **spec}
         if isinstance(model, Mapping):
             given["model"] = model
+        agent = {"type": "Environment", "maxTurns": self._environment.max_steps, **given.pop("agent", {})}
         self._job = validate(
             RolloutJob,
             {
@@ -101,7 +102,7 @@ class AgentRunner:
                 "metadata": {"name": "episodes"},
                 "spec": {
                     "mode": "Eval",
-                    "agent": {"type": "Environment", "maxTurns": self._environment.max_steps},
+                    "agent": agent,
                     # Members of a group have runners of their own, and must not all draw the same answers.
                     "seed": derived_seed(0, str(given["output"])),
                     # A placeholder, because a manifest must name a model.

@@ -1,9 +1,10 @@
 """The interface of models."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from rollout_api.model import Sampling
 from rollout_api.records import Message, PolicySpan, Usage
@@ -163,6 +164,8 @@ class ModelError(Exception):
 
     answers_others = False
     """The model answered another request right afterwards, so the request itself may be the cause."""
+    refuses_others = False
+    """After a refusal: the model refused another request too, so the request is not the cause."""
     after_tokens = False
     """The policy had begun its answer: tokens had arrived, or a whole answer that cannot be read, or a short answer to the
     same request arrived in time.
@@ -174,14 +177,6 @@ class ModelError(Exception):
         super().__init__(f"{reason}: {message}")
         self.reason, self.message = reason, message
 
-
-ENDS = frozenset({
-    *("stop", "length", "tool_calls", "function_call", "content_filter"),  # OpenAI
-    *("repetition",),  # vLLM
-    *("eos", "eos_token", "stop_sequence", "model_length"),  # Together, text-generation-inference, Mistral
-    *("end_turn", "max_tokens", "tool_use"),  # gateways to Anthropic
-})  # fmt: skip
-"""Finish reasons of answers that ended as the policy decided, or at a limit."""
 
 FAILED = "error"
 """Finish reason of an answer in which the server failed. Gateways to other servers also put an error next to it."""
@@ -197,11 +192,14 @@ def end_of(choice: Mapping[str, Any]) -> str | None:
     return str(given) if given else None
 
 
+_BROKEN_OFF: Final = re.compile("abort|cancel|error|insufficient|overload|timeout|unavailable", re.IGNORECASE)
+
+
 def is_given_up(finish_reason: str) -> bool:
-    """Whether the server broke an answer off, such as by `abort`, `error` or `insufficient_system_resource`. An unknown
-    reason counts as one of these: half an answer must not become the policy's last one.
+    """Whether the server broke an answer off: `abort`, `error`, `insufficient_system_resource`, `network_error`. Any other
+    reason is the policy's choice, or a limit.
     """
-    return finish_reason.lower() not in ENDS
+    return _BROKEN_OFF.search(finish_reason) is not None
 
 
 class AnswerAborted(ModelError):
@@ -209,6 +207,10 @@ class AnswerAborted(ModelError):
 
     def __init__(self, source: str, finish_reason: str | None) -> None:
         super().__init__("Interrupted", f"{source} aborted an answer (finish reason {finish_reason})")
+
+
+REQUESTS_OWN_FAULTS: Final = frozenset({"BadRequest", "NoToolParser", "TextModel"})
+"""Reasons of a ModelError that depend on the content of the request, which the policy may have written."""
 
 
 class ModelConfigError(ModelError):
@@ -220,16 +222,10 @@ class RequestRefused(ModelError):
 
 
 class ConversationRefused(Exception):
-    """The conversation, which the policy wrote, is refused. `is_certain`: not only a server that may refuse everything says
-    so.
-    """
+    """The conversation, which the policy wrote, is refused."""
 
-    answers_others = False
-    """The model answered another request right afterwards, so the conversation is the cause."""
-
-    def __init__(self, message: str, *, is_certain: bool = False) -> None:
-        super().__init__(message)
-        self.answers_others = is_certain
+    refuses_others = False
+    """The model refused another request right afterwards too, so the conversation is not the cause."""
 
 
 class ContextExceeded(ConversationRefused):

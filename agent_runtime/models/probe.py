@@ -2,10 +2,18 @@
 
 import asyncio
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any, Final, Protocol, runtime_checkable
 
 from agent_runtime.models.answers import answered
-from agent_runtime.models.base import RATE_LIMITED, ContentFiltered, ContextExceeded, Model, ModelError, ModelRequest
+from agent_runtime.models.base import (
+    RATE_LIMITED,
+    REQUESTS_OWN_FAULTS,
+    ConversationRefused,
+    Model,
+    ModelError,
+    ModelRequest,
+)
 from rollout_api.model import Sampling
 from rollout_api.records import Message
 
@@ -42,12 +50,26 @@ def probe_request(*, seed: int, session: str, task: str, member: int, group: str
     )
 
 
+class Tested(StrEnum):
+    """What a model does with a test request."""
+
+    ANSWERED = "Answered"
+    REFUSED = "Refused"
+    UNKNOWN = "Unknown"
+    """It failed, took too long, or cannot be tested."""
+
+
 async def is_answered(model: Model, request: ModelRequest) -> bool:
-    """Whether the request is answered in time. Time on hold does not count, unless no server is available. If a server
-    limits the rate, the model waits, within its own deadline, until the time that the server gives.
+    """Whether the request is answered in time."""
+    return await tested(model, request) is Tested.ANSWERED
+
+
+async def tested(model: Model, request: ModelRequest) -> Tested:
+    """Send the request. Time on hold does not count, unless no server is available. If a server limits the rate, the model
+    waits, within its own deadline, until the time that the server gives.
     """
     if isinstance(model, SelfTesting):
-        return await model.answers(request)
+        return Tested.ANSWERED if await model.answers(request) else Tested.UNKNOWN
     now, health, left, is_held = asyncio.get_running_loop().time, request.health, PROBE_SECONDS, False
     try:
         async with asyncio.timeout(PROBE_SECONDS) as limit:
@@ -64,6 +86,10 @@ async def is_answered(model: Model, request: ModelRequest) -> bool:
 
             health.on_hold, health.on_failing = changed, lambda why: changed(is_held)
             await answered(model.complete(request))
-    except (TimeoutError, ModelError, ContextExceeded, ContentFiltered):
-        return False
-    return True
+    except ConversationRefused:
+        return Tested.REFUSED
+    except ModelError as error:
+        return Tested.REFUSED if error.reason in REQUESTS_OWN_FAULTS else Tested.UNKNOWN
+    except TimeoutError:
+        return Tested.UNKNOWN
+    return Tested.ANSWERED

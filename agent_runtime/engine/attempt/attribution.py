@@ -14,7 +14,14 @@ from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.environments.host import NO_DATA, EnvironmentFailure, EnvironmentFault
 from agent_runtime.extensions import described, traceback_of
 from agent_runtime.grading.grade import VerifierUnavailable
-from agent_runtime.models.base import ContextExceeded, ConversationRefused, ModelConfigError, ModelError, RequestRefused
+from agent_runtime.models.base import (
+    REQUESTS_OWN_FAULTS,
+    ContextExceeded,
+    ConversationRefused,
+    ModelConfigError,
+    ModelError,
+    RequestRefused,
+)
 from agent_runtime.plugins.plugins import PluginFailed
 from agent_runtime.recording.artifacts import ArtifactsTooLarge
 from agent_runtime.recording.epoch_log import Superseded
@@ -44,10 +51,7 @@ UNCOUNTED = frozenset({INTERRUPTED, "Preempted"})
 """Reasons of a SandboxFailure that do not count towards `attempts.limit`, because a cluster may reclaim its nodes at
 any time.
 """
-REQUESTS_OWN_FAULTS = frozenset({"BadRequest", "NoToolParser", "TextModel"})
-"""Reasons of a ModelError that depend on the content of the request, which the policy may have written."""
-REFUSES_ALL = "did not answer a short test request either"
-"""What a refusal proves nothing against the request without."""
+REFUSES_ALL = "the model refused a short test request too"
 REQUEST_TOO_LARGE = "TooLarge"
 """The executor's error for a request beyond its limits, or for more calls than it can remember."""
 AGENTS_TO_HANDLE = (FileError, NoSuchCheckpoint, LayerTooLarge)
@@ -135,8 +139,8 @@ def attribute(error: BaseException, situation: Situation) -> Decision:
             return _of_agent(error.error)
         case Stop(reason=StopReason()):
             return _complete(error.reason, error.message)
-        case ConversationRefused() if not error.answers_others:
-            return _retry(type(error).__name__, f"{error}; the model {REFUSES_ALL}", situation)
+        case ConversationRefused() if error.refuses_others:
+            return _retry(type(error).__name__, f"{error}; {REFUSES_ALL}", situation)
         case ConversationRefused():
             return _of_conversation(error)
         case OutOfTime():
@@ -161,7 +165,7 @@ def attribute(error: BaseException, situation: Situation) -> Decision:
             return _of_files(error, situation)
         case VerifierUnavailable() if situation.phase is Phase.GRADING_IN_PLACE:
             return _fail(str(error), situation)
-        case EnvironmentFailure(reason=reason) if reason == NO_DATA:
+        case EnvironmentFailure(reason=reason) if reason == NO_DATA and not situation.exposed:
             # No attempt would find an episode, and nothing was lost.
             return Decision(Action.CANCEL, reason, error.message)
         case EnvironmentFailure():
@@ -205,9 +209,9 @@ def _of_model(error: ModelError, situation: Situation) -> Decision:
     of_request = isinstance(error, RequestRefused) or error.reason in REQUESTS_OWN_FAULTS
     answered = situation.answered or error.after_tokens
     if of_request and answered and situation.phase is Phase.AGENT:
-        if not error.answers_others:
+        if error.refuses_others:
             # An empty account, a broken gateway.
-            return _retry(error.reason, f"{error.message}; the model {REFUSES_ALL}", situation)
+            return _retry(error.reason, f"{error.message}; {REFUSES_ALL}", situation)
         # The request contains the policy's answers, so a refused request must not mask the rollout.
         return _complete(StopReason.AGENT_ERROR, str(error))
     if error.answers_others:

@@ -14,12 +14,12 @@ from typing import Any
 from agent_runtime.engine.attempt.agent_clock import AgentClock, last_timed
 from agent_runtime.engine.attempt.assignment import Assignment, Budget
 from agent_runtime.engine.attempt.attempt_log import NotReplayable
-from agent_runtime.engine.attempt.attribution import REQUESTS_OWN_FAULTS
 from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.engine.scheduling.model_watch import ModelWatch
 from agent_runtime.engine.scheduling.shard import turn_seed
 from agent_runtime.models.answers import MAY_PASS, repeated
 from agent_runtime.models.base import (
+    REQUESTS_OWN_FAULTS,
     CallHealth,
     ConversationRefused,
     Model,
@@ -29,7 +29,7 @@ from agent_runtime.models.base import (
     RequestRefused,
     TokenPrefix,
 )
-from agent_runtime.models.probe import PROBE_TOKENS, SelfTesting, is_answered, probe_request
+from agent_runtime.models.probe import PROBE_TOKENS, SelfTesting, Tested, is_answered, probe_request, tested
 from agent_runtime.models.token_history import TokenHistory
 from agent_runtime.proxy.chat import PromptModel, SelectiveModel, TokenCounter
 from agent_runtime.proxy.history import History, failed_calls, unanswered_calls
@@ -49,15 +49,20 @@ async def probe(
     It has the session of the failed request, so that routers send it to the server that failed. A request that timed
     out is also sent again, limited to a few tokens. If these arrive, the policy's answer was too long.
     """
-    if model is None or error.answers_others or (isinstance(error, ModelError) and error.reason == UPDATED):
+    if model is None or (isinstance(error, ModelError) and (error.answers_others or error.reason == UPDATED)):
         return
     rollout = assignment.rollout
     request = probe_request(
         seed=rollout.seed, session=session, task=rollout.task.name, member=rollout.member, group=assignment.model_group
     )
-    error.answers_others = await is_answered(model, request)
-    if not isinstance(error, ModelError):
+    is_refusal = isinstance(error, ConversationRefused) or error.reason in REQUESTS_OWN_FAULTS
+    if is_refusal and isinstance(model, SelfTesting):
+        return  # its test may be a call of the client's session, and could not tell a refusal from a failure
+    found = await tested(model, request)
+    error.refuses_others = is_refusal and found is Tested.REFUSED
+    if isinstance(error, ConversationRefused):
         return
+    error.answers_others = found is Tested.ANSWERED
     # With token capture, the error already says whether any token arrived.
     is_unclear = error.reason == "Timeout" and model.token_capture != "Tokens" and not isinstance(model, SelfTesting)
     if error.answers_others and is_unclear and error.request is not None:

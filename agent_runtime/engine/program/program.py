@@ -257,7 +257,7 @@ class Program:
                 ended = replace(ended, failure=await trouble_of(None, True, self._probe))
             if ended.failure is None and (refusal := ended.refusal) is not None:
                 await self._probe(refusal)
-                if not refusal.answers_others:
+                if refusal.refuses_others:
                     ended = replace(ended, failure=refusal)
             return stop_of(ended)
         except Exception as raised:  # noqa: BLE001 `attribute` decides

@@ -95,7 +95,7 @@ def _refusal_of_session(answer: Answer) -> Exception | None:
     """Return what a refusal by the client's session means. Its budget is the policy's limit, like the context's."""
     codes, _ = error_text(answer.payload)
     if ErrorKind.OVER_BUDGET.code in codes:
-        return ContextExceeded(f"the client's session takes no more calls: {answer.error}", is_certain=True)
+        return ContextExceeded(f"the client's session takes no more calls: {answer.error}")
     if ErrorKind.SESSION_ENDED.code in codes:
         return ModelConfigError("SessionEnded", f"the client has ended its session: {answer.error}")
     return None

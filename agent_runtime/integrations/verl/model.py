@@ -73,8 +73,7 @@ class LLMClientModel:
         left = self._context - len(prompt)
         if left < 1:
             raise ContextExceeded(
-                f"the prompt has {len(prompt)} tokens; prompt and answer together are limited to {self._context}",
-                is_certain=True,
+                f"the prompt has {len(prompt)} tokens; prompt and answer together are limited to {self._context}"
             )
         limit = min(most for most in (left, request.max_tokens, request.sampling.max_tokens) if most is not None)
         pieces: list[TokenOutput] = []

@@ -227,7 +227,7 @@ class TokenRoutes:
                     raise self._bad(self.GENERATE, "stream", f"at most {limit} tokens", f"{len(progress.ids)} so far")
                 if chunk.weight_versions:
                     progress.policy_spans = self._spans(progress, before, chunk.weight_versions)
-                if not is_given_up(ending.finish_reason):
+                if ending.finish_reason and not is_given_up(ending.finish_reason):
                     progress.finish_reason = ending.finish_reason
         if progress.finish_reason is None:
             raise StreamBroken(
@@ -278,8 +278,7 @@ class TokenRoutes:
         if longest is None:
             return asked
         if len(prompt) >= longest:
-            words = f"the prompt has {len(prompt)} tokens, but the model's context is {longest} tokens"
-            raise ContextExceeded(words, is_certain=True)
+            raise ContextExceeded(f"the prompt has {len(prompt)} tokens, but the model's context is {longest} tokens")
         return min(asked, longest - len(prompt)) if asked is not None else longest - len(prompt)
 
     async def _max_model_len(self, options: CallOptions) -> int | None:

@@ -60,6 +60,12 @@ def test_members_of_a_group_draw_their_own_answers_in_the_same_episode() -> None
     assert len(set(drawn)) == 2
 
 
+def test_a_field_of_the_agent_leaves_the_others_as_they_are() -> None:
+    pattern = {"config": {"answerPattern": "<answer>(.*?)</answer>"}}
+    with AgentRunner({"id": GAME, "maxSteps": 40}, model=says("a"), agent=pattern) as runner:
+        assert runner.run_job(1).score == 40.0
+
+
 def test_model_may_be_the_field_of_a_manifest() -> None:
     with AgentRunner(
         {"id": GAME}, model={"function": "tests.integration.environments.test_agent_runner:ends"}

@@ -78,12 +78,12 @@ def at_request(kind: type[ModelError], reason: str = "ServerError", *, after_tok
     return error
 
 
-R = TypeVar("R", ModelError, ConversationRefused)
+R = TypeVar("R", bound=ModelError | ConversationRefused)
 
 
-def after_test(refusal: R) -> R:
-    """Return a refusal after which the model answered a test request."""
-    refusal.answers_others = True
+def refusing_all(refusal: R) -> R:
+    """Return a refusal after which the model refused a test request too."""
+    refusal.refuses_others = True
     return refusal
 
 
@@ -91,7 +91,6 @@ def bad_request() -> RequestRefused:
     return RequestRefused("BadRequest", "m")
 
 
-TOO_LONG = after_test(ContextExceeded("m"))
 IN_ANSWER = at_request(ModelError, "Timeout", after_tokens=True)
 
 
@@ -156,10 +155,10 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The same at one request, and it answers another one", at_request(ModelConfigError), SHARED, AGAIN_ATTEMPT, NOTED),
     ("The same at the first request", at_request(ModelConfigError), FIRST_CALL, AGAIN_ATTEMPT, None),
     ("The server refuses the first request", RequestRefused("BadRequest", "m"), FIRST_CALL, AGAIN_ATTEMPT, None),
-    ("It refuses a request with the policy's answers in it", after_test(bad_request()), SHARED, COMPLETE, ERROR),
-    ("The prompt is longer than the context", TOO_LONG, SHARED, COMPLETE, StopReason.CONTEXT_EXCEEDED),
-    ("The server filtered the conversation", after_test(ContentFiltered("m")), SHARED, COMPLETE, StopReason.CONTENT_FILTER),
-    ("It refuses a short test request as well", bad_request(), SHARED, AGAIN_ATTEMPT, None),
+    ("It refuses a request with the policy's answers in it", bad_request(), SHARED, COMPLETE, ERROR),
+    ("The prompt is longer than the context", ContextExceeded("m"), SHARED, COMPLETE, StopReason.CONTEXT_EXCEEDED),
+    ("The server filtered the conversation", ContentFiltered("m"), SHARED, COMPLETE, StopReason.CONTENT_FILTER),
+    ("It refuses a short test request as well", refusing_all(bad_request()), SHARED, AGAIN_ATTEMPT, None),
     ("The rollout lags behind `model.maxPolicyLag`", StalePolicy("m"), SHARED, CANCEL, None),
     # The agent and its environment
     ("A budget is used up, or a tool ended the rollout", Stop(StopReason.MAX_TURNS), SHARED, COMPLETE, StopReason.MAX_TURNS),
@@ -348,14 +347,14 @@ def test_status_that_refuses_no_request_never_grades_what_was_begun(status: int)
     refused = final_refusal("http://model", status, "no credit left")
     assert attribute(refused, SHARED).action is Action.RETRY_ATTEMPT
     assert refused.reason in MAY_PASS
-    assert attribute(after_test(final_refusal("http://model", 400, "logit_bias")), SHARED).action is Action.COMPLETE
+    assert attribute(final_refusal("http://model", 400, "logit_bias"), SHARED).action is Action.COMPLETE
 
 
 @pytest.mark.parametrize(
     "words", ["Budget has been exceeded", "Your credit balance is too low", "maximum context length is 9"]
 )
 def test_server_that_refuses_everything_is_not_the_policys_fault(words: str) -> None:
-    error = refusal(400, {"error": {"message": words}}) or final_refusal("http://model", 400, words)
+    error = refusing_all(refusal(400, {"error": {"message": words}}) or final_refusal("http://model", 400, words))
     for situation in (SHARED, ALONE, AGAIN, ONCE_MORE):
         assert attribute(error, situation).action is Action.RETRY_ATTEMPT
 

@@ -77,6 +77,14 @@ def test_stream_without_its_end_is_not_an_answer() -> None:
         parts.payload()
 
 
+@pytest.mark.parametrize(
+    "reason", ["sensitive", "COMPLETE", "model_context_window_exceeded", "content_filter: RECITATION"]
+)
+def test_other_ends_are_the_policys_choice_and_never_asked_for_again(reason: str) -> None:
+    choice = {"message": {"content": "x"}, "finish_reason": reason}
+    assert parse_completion({"choices": [choice]}).finish_reason == reason
+
+
 def test_finish_reason_may_be_an_object() -> None:
     choice = {"message": {"content": "x"}, "finish_reason": {"type": "stop"}}
     assert parse_completion({"choices": [choice]}).finish_reason == "stop"
