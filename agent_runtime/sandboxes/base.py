@@ -77,6 +77,9 @@ class SandboxFailure(Exception):
 class ProgramFailed(SandboxFailure):
     """A program that another system runs and grades has failed there. Only its model calls may tell here why."""
 
+    hung_up = False
+    """It closed a model call before the answer: it gave the call up, or its sandbox was lost in it."""
+
 
 class GradesItself:
     """Base of a workspace whose program contains its grading: a limit of the program does not end it."""

@@ -36,6 +36,7 @@ from agent_runtime.sandboxes.base import (
     Evidence,
     Fenced,
     FileError,
+    ProgramFailed,
     SandboxFailure,
     SetupFailed,
     WorkspaceLimit,
@@ -173,6 +174,8 @@ def attribute(error: BaseException, situation: Situation) -> Decision:
         case SandboxFailure(reason=reason) if reason == ACCESS_DENIED:
             # Every rollout would fail like this until an administrator restores the runner's permissions.
             return Decision(Action.END_RUN, reason, error.message)
+        case ProgramFailed(hung_up=True) if situation.answered:
+            return _of_call(error.reason, error.message, situation)
         case SandboxFailure():
             return _of_sandbox(error, situation)
         case WorkspaceLimit():
@@ -219,12 +222,17 @@ def _of_model(error: ModelError, situation: Situation) -> Decision:
         message = f"{error.message}; the model answered another request right afterwards"
         if not answered or situation.phase is not Phase.AGENT:
             return _retry(error.reason, message, situation)
-        if situation.requests_failed + 1 >= UNEXPLAINED_LIMIT:
-            return _complete(StopReason.AGENT_ERROR, f"{UNEXPLAINED_LIMIT} attempts ended like this: {message}")
-        return _retry(error.reason, message, situation, unexplained=Unexplained.REQUEST)
+        return _of_call(error.reason, message, situation)
     if isinstance(error, ModelConfigError) and not of_request:
         return Decision(Action.END_RUN, error.reason, error.message)
     return _retry(error.reason, error.message, situation)
+
+
+def _of_call(reason: str, message: str, situation: Situation) -> Decision:
+    """Decide about a call that may have failed by the policy's words, or by chance."""
+    if situation.requests_failed + 1 >= UNEXPLAINED_LIMIT:
+        return _complete(StopReason.AGENT_ERROR, f"{UNEXPLAINED_LIMIT} attempts ended like this: {message}")
+    return _retry(reason, message, situation, unexplained=Unexplained.REQUEST)
 
 
 def _of_environment(failure: EnvironmentFailure, situation: Situation) -> Decision:

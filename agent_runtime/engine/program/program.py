@@ -255,6 +255,9 @@ class Program:
             if ended.failure is None and self._gave_up(ended.result, self._model.unanswered):
                 # The program may give up and end before this process gives up a hanging server.
                 ended = replace(ended, failure=await trouble_of(None, True, self._probe))
+                if ended.failure is None and ended.failed is not None:
+                    ended.failed.hung_up = True
+                    raise ended.failed
             if ended.failure is None and (refusal := ended.refusal) is not None:
                 await self._probe(refusal)
                 if refusal.refuses_others:
@@ -311,7 +314,7 @@ class Program:
                     watch.result()
             if self._forced_end.done():
                 self._forced_end.result()
-            failures = self._model.failures
+            failures, failure_elsewhere = self._model.failures, None
             try:
                 result = program.result()
             except ProgramFailed as failed:
@@ -321,12 +324,14 @@ class Program:
                 result = CommandResult(1, None, None, 0.0, b"", words, 0, len(words))
                 if not self._gave_up(result, {*failures, *self._model.unanswered}):
                     raise
+                failure_elsewhere = failed
             given_up = self._gave_up(result, failures)
             return Ended(
                 result,
                 over=session.over,
                 failure=failures[given_up[-1]] if given_up else self._model.failure,
                 refusal=self._model.refusal,
+                failed=None if given_up else failure_elsewhere,
                 cut=is_cut(self._recorded, self.records),
             )
         finally:

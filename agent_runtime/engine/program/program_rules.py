@@ -7,7 +7,7 @@ from agent_runtime.agents.program import PROMPT_FILE
 from agent_runtime.models.base import ContextExceeded, ConversationRefused, ModelError
 from agent_runtime.proxy.history import given_up
 from agent_runtime.proxy.limits import Exhausted
-from agent_runtime.sandboxes.base import INTERRUPTED, CommandResult, SandboxFailure
+from agent_runtime.sandboxes.base import INTERRUPTED, CommandResult, ProgramFailed, SandboxFailure
 from rollout_api.records import DeliveryRecord, IntentRecord, Record, StopReason
 
 LONGEST_ARGUMENT = 131_071
@@ -54,6 +54,8 @@ class Ended:
     """Why the model did not answer its latest call; or another call that it gave up, if the program failed."""
     refusal: ModelError | ConversationRefused | None = None
     """Why the model refused its latest call."""
+    failed: ProgramFailed | None = None
+    """Its failure in another system, which only calls that it closed itself explain."""
     cut: bool = False
     """A runner died during a call, so that the answer may be incomplete; or a call arrived while there was no runner."""
 

@@ -134,6 +134,8 @@ class _Kept(BaseModel):
     """The uid of its job. It is unique, because servers may share `output.uri`, and runs with equal keys have equal
     names at all servers.
     """
+    job: dict[str, Any]
+    """Its job as planned when it was accepted."""
 
 
 class _Ended(BaseModel):
@@ -178,7 +180,7 @@ class Runs:
                 shutil.rmtree(path, ignore_errors=True)
             elif (path / _REQUEST).exists() and not (path / _RESULT).exists():
                 kept = _Kept.model_validate_json((path / _REQUEST).read_bytes())
-                self._start(path.name, kept)
+                self._start(path.name, kept, is_resumed=True)
                 if kept.awaited:
                     self._cancelled[path.name].set()
 
@@ -210,7 +212,14 @@ class Runs:
             raise Full(f"{MOST_WAITING} runs are in progress; try again later")
         planned = await asyncio.to_thread(self._planned, run_id, request, incoming / _TASK)
         uid = str(uuid.uuid4())
-        kept = _Kept(request=request, digest=digest, awaited=awaited, warnings=list(planned.warnings), uid=uid)
+        kept = _Kept(
+            request=request,
+            digest=digest,
+            awaited=awaited,
+            warnings=list(planned.warnings),
+            uid=uid,
+            job=planned.job.wire(),
+        )
         await asyncio.to_thread(_write, incoming / _REQUEST, kept.model_dump_json())
         try:
             incoming.rename(self._folder / run_id)
@@ -220,7 +229,7 @@ class Runs:
                 raise
         else:
             _sync(self._folder)
-            self._start(run_id, kept)
+            self._start(run_id, kept, is_resumed=False)
         return run_id
 
     def result(self, run_id: str) -> RunResult | None:
@@ -252,10 +261,14 @@ class Runs:
     def count(self) -> int:
         return len(self._working)
 
-    def _planned(self, run_id: str, request: RunRequest, folder: Path) -> PlannedRun:
+    def _planned(
+        self, run_id: str, request: RunRequest, folder: Path, begun: dict[str, Any] | None = None
+    ) -> PlannedRun:
+        """Return the plan of a run. `begun` is the job with which it began: the manifest may have changed since."""
         task, warnings = self._task(folder, request)
         planned = plan_run(run_id, request, task, {name: served.job for name, served in self._jobs.items()})
-        return replace(planned, warnings=[*planned.warnings, *warnings])
+        job = planned.job if begun is None else RolloutJob.model_validate(begun)
+        return replace(planned, job=job, warnings=[*planned.warnings, *warnings])
 
     def _task(self, folder: Path, request: RunRequest) -> tuple[Task, list[str]]:
         """Return the single task of an archive. Its `${NAME}` are replaced only from the request, and its image cannot
@@ -282,17 +295,17 @@ class Runs:
             raise BadArchive(f"the archive has {len(loaded.tasks)} tasks, expected one folder with a task.toml")
         return loaded.tasks[0], [str(warning).replace(place, "") for warning in loaded.warnings]
 
-    def _start(self, run_id: str, kept: _Kept) -> None:
+    def _start(self, run_id: str, kept: _Kept, *, is_resumed: bool) -> None:
         self._cancelled[run_id] = asyncio.Event()
-        self._working[run_id] = task = asyncio.create_task(self._run(run_id, kept))
+        self._working[run_id] = task = asyncio.create_task(self._run(run_id, kept, is_resumed=is_resumed))
         task.add_done_callback(lambda _: (self._working.pop(run_id), self._cancelled.pop(run_id)))
 
-    async def _run(self, run_id: str, kept: _Kept) -> RunResult:
+    async def _run(self, run_id: str, kept: _Kept, *, is_resumed: bool) -> RunResult:
         path = self._folder / run_id
         try:
-            planned = await asyncio.to_thread(self._planned, run_id, kept.request, path / _TASK)
+            planned = await asyncio.to_thread(self._planned, run_id, kept.request, path / _TASK, kept.job)
             work = functools.partial(self._result, run_id, kept, planned)
-            result = await self._completed(run_id, work)
+            result = await self._completed(run_id, work, is_resumed=is_resumed)
         except Exception as error:  # noqa: BLE001 the client must get the error
             _LOG.warning("Run %s has failed: %s: %s", run_id, type(error).__name__, error)
             result = RunResult(run_id=run_id, status=RunStatus.FAILED, error=f"{type(error).__name__}: {error}")
@@ -303,13 +316,16 @@ class Runs:
         shutil.rmtree(path / _TASK, ignore_errors=True)
         return result
 
-    async def _completed(self, run_id: str, work: Callable[[], Awaitable[RunResult]]) -> RunResult:
-        """Return the result of `work`, which is repeated while storage is unavailable unless the run is cancelled."""
+    async def _completed(self, run_id: str, work: Callable[[], Awaitable[RunResult]], *, is_resumed: bool) -> RunResult:
+        """Return the result of `work`, which is repeated while storage is unavailable unless the run is cancelled. A run
+        that had begun also waits for its model, which may start later than this server after a reboot.
+        """
         while True:
             try:
                 return await work()
-            except StorageUnavailable as error:
-                if self._cancelled[run_id].is_set():
+            except (StorageUnavailable, ModelError) as error:
+                is_final = isinstance(error, ModelConfigError) or (isinstance(error, ModelError) and not is_resumed)
+                if is_final or self._cancelled[run_id].is_set():
                     raise
                 _LOG.warning("Run %s is resumed in %g s: %s", run_id, AGAIN_SECONDS, error)
             await asyncio.sleep(AGAIN_SECONDS)

@@ -3,6 +3,7 @@ verl's.
 """
 
 import asyncio
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -193,8 +194,6 @@ class ForeignServer:
         await self.runner.cleanup()
 
     async def run(self, request: web.Request) -> web.Response:
-        import json
-
         form = await request.post()
         self.asked.append(json.loads(str(form["metadata"])))
         if self.is_asking:
@@ -206,6 +205,47 @@ class ForeignServer:
 
 
 LOST = {"status": "error", "rewards": {"reward": 0.0}, "error": "ConnectionError: the cluster is away"}
+
+
+class HangsUp(ForeignServer):
+    """Its sandbox is lost while the agent waits for its second answer."""
+
+    async def run(self, request: web.Request) -> web.Response:
+        form = await request.post()
+        self.asked.append(json.loads(str(form["metadata"])))
+        if "rewards" not in self.answers[0]:
+            url = f"{self.asked[-1]['agent']['llm_proxy_url']}/chat/completions"
+            body: dict[str, Any] = {"model": "verl", "messages": [{"role": "user", "content": "hello"}]}
+            async with ClientSession() as http:
+                async with http.post(url, json=body) as reply:
+                    body["messages"] += [(await reply.json())["choices"][0]["message"], *body["messages"]]
+                second = asyncio.create_task(http.post(url, json=body).__aenter__())
+                await asyncio.sleep(0.5)
+                second.cancel()
+                await asyncio.gather(second, return_exceptions=True)
+        return web.json_response({"run_id": "r", **self.answers.pop(0)})
+
+
+class SlowInTheMiddle(Policy):
+    """Answers a second call slowly."""
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Output:
+        await asyncio.sleep(2 if "ok" in "".join(map(chr, prompt_ids)) else 0)
+        return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
+
+
+@pytest.mark.parametrize(("losses", "ends"), [(1, ("Completed", 1.0)), (2, ("Completed", 0.0))])
+async def test_trial_whose_agent_hung_up_is_graded_only_the_second_time(
+    losses: int, ends: tuple[str, float], tmp_path: Path
+) -> None:
+    """Its sandbox may have been lost in the call. But a policy must not discard its trials by its words."""
+    hello_world(tmp_path / "tasks" / "hello")
+    failed = {"status": "failed", "error": "DockerException: the daemon is away"}
+    server = HangsUp(*[failed] * losses, {"status": "completed", "rewards": {"reward": 1.0}})
+    async with server as url:
+        (member,) = await play(tmp_path, SlowInTheMiddle(), agent_name="a", harbor_server_url=url, max_retries=1)
+    assert (member.result.outcome, member.result.reward) == ends
+    assert len(server.asked) == 2
 
 
 async def test_retry_has_its_own_session_and_the_first_one_is_fenced_off(tmp_path: Path) -> None:

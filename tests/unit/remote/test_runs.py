@@ -8,13 +8,16 @@ import pytest
 from agent_runtime.integrations.harbor_server import runs as runs_module
 from agent_runtime.integrations.harbor_server.runs import Runs
 from agent_runtime.integrations.harbor_server.schemas import RunRequest, RunResult, RunStatus
+from agent_runtime.models.base import ModelError
 from agent_runtime.recording.store import StorageUnavailable
 
 RUN = "run-" + "0" * 24
 DONE = RunResult(run_id=RUN, status=RunStatus.COMPLETED, rewards={"reward": 1.0})
 
 
-async def result_of_run(folder: Path, monkeypatch: pytest.MonkeyPatch, results: list[Any]) -> RunResult | None:
+async def result_of_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, results: list[Any], *, is_resumed: bool = True
+) -> RunResult | None:
     """Return a client's result of a run whose job ends with these results or errors, one after another."""
     monkeypatch.setattr(runs_module, "AGAIN_SECONDS", 0.0)
     runs = Runs(folder, {})
@@ -28,10 +31,10 @@ async def result_of_run(folder: Path, monkeypatch: pytest.MonkeyPatch, results: 
     monkeypatch.setattr(runs, "_planned", lambda *_: None)
     monkeypatch.setattr(runs, "_result", result)
     request = RunRequest.model_validate({"task_path": "t", "agent": {"name": "a"}})
-    kept = runs_module._Kept(request=request, digest="d", awaited=False, warnings=[])
+    kept = runs_module._Kept(request=request, digest="d", awaited=False, warnings=[], job={})
     (folder / RUN).mkdir()
     (folder / RUN / "request.json").write_text(kept.model_dump_json())
-    runs._start(RUN, kept)
+    runs._start(RUN, kept, is_resumed=is_resumed)
     return await runs.wait(RUN)
 
 
@@ -39,6 +42,18 @@ async def test_run_is_resumed_when_its_storage_was_unavailable(tmp_path: Path, m
     found = await result_of_run(tmp_path, monkeypatch, [StorageUnavailable("s3://bucket is away"), DONE])
     assert found is not None
     assert found.rewards == DONE.rewards
+
+
+@pytest.mark.parametrize("is_resumed", [True, False])
+async def test_run_that_had_begun_waits_for_its_model(
+    is_resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [ModelError("Unreachable", "connection refused"), DONE]
+    found = await result_of_run(tmp_path, monkeypatch, given, is_resumed=is_resumed)
+    assert found is not None
+    assert (found.rewards, found.error) == (
+        (DONE.rewards, None) if is_resumed else (None, "ModelError: Unreachable: connection refused")
+    )
 
 
 async def test_run_has_its_result_when_the_disk_was_full_at_first(
