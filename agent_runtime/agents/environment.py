@@ -36,10 +36,13 @@ class Environment(BaseAgent):
         messages = self.initial_messages()
         trajectory = Trajectory(messages, head=len(messages))
         separator = context.spec.config.get("actionSeparator")
-        turn, left = 0, act.max_steps
+        turn, left, seen = 0, act.max_steps, ""
         while left:
             turn += 1
+            current = trajectory.messages[-1]
             await self.manage_context(trajectory)
+            if trajectory.messages[-1] is not current:  # a summary does not replace what is seen now
+                trajectory.messages.append(current)
             reply = await context.call_model(trajectory.messages, ())
             if reply.finish_reason == "content_filter":
                 raise Stop(StopReason.CONTENT_FILTER, "the server's content filter ended the answer")
@@ -48,14 +51,16 @@ class Environment(BaseAgent):
                 [ToolCall(f"{ACT}-{n}" if n else ACT, ACT, _arguments(action)) for n, action in enumerate(taken)]
             )
             # Calls that were refused, by a plugin or as too many in one answer, are no steps.
-            left -= sum("reward" in step.data for step in steps)
+            actions = [step for step in steps if "reward" in step.data]
+            refusal = next((step.content for step in steps if "reward" not in step.data), "")
+            left -= len(actions)
+            seen = actions[-1].content if actions else seen or refusal
             trajectory.messages.append(answer_message(reply))
             trajectory.tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens
             shown = observation_text(
                 act.template,
-                observation=steps[-1].content,
-                # Valid only if all actions were taken; a plugin may have refused a call.
-                feedback="" if all(step.data.get("valid") for step in steps) else INVALID,
+                observation=seen,
+                feedback=refusal or ("" if all(step.data.get("valid") for step in actions) else INVALID),
                 turn=turn + 1,
                 actions_left=left,
             )

@@ -4,7 +4,16 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime.models.base import ModelError, ModelReply, TokenPrefix
+from agent_runtime.models.base import (
+    REQUESTS_OWN_FAULTS,
+    ContentFiltered,
+    ContextExceeded,
+    ConversationRefused,
+    ModelError,
+    ModelReply,
+    RequestRefused,
+    TokenPrefix,
+)
 from agent_runtime.models.token_history import recorded_answer
 from agent_runtime.proxy.conversation import Conversations, MatchedMessages
 from agent_runtime.proxy.limits import REPEATED_BYTES, Spent, conversation_bytes
@@ -70,6 +79,18 @@ def failed_calls(records: Sequence[Record]) -> dict[int, ModelError]:
         for turn, error in unanswered_calls(records).items()
         if error is not None and not error.of_request
     }
+
+
+def last_refusal(records: Sequence[Record]) -> ModelError | ConversationRefused | None:
+    """Return why the model refused the latest call; None if it did not."""
+    latest = max((record.turn for record in records if isinstance(record, IntentRecord)), default=-1)
+    error = unanswered_calls(records).get(latest)
+    if error is None or not error.of_request:
+        return None
+    conversation = {kind.__name__: kind for kind in (ContextExceeded, ContentFiltered)}.get(error.reason)
+    if conversation is not None:
+        return conversation(error.message)
+    return RequestRefused(error.reason, error.message) if error.reason in REQUESTS_OWN_FAULTS else None
 
 
 def last_failure(

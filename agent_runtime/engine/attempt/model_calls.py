@@ -32,7 +32,7 @@ from agent_runtime.models.base import (
 from agent_runtime.models.probe import PROBE_TOKENS, SelfTesting, Tested, is_answered, probe_request, tested
 from agent_runtime.models.token_history import TokenHistory
 from agent_runtime.proxy.chat import PromptModel, SelectiveModel, TokenCounter
-from agent_runtime.proxy.history import History, failed_calls, unanswered_calls
+from agent_runtime.proxy.history import History, failed_calls, last_refusal, unanswered_calls
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record
 
 UPDATED = "OtherPolicy"
@@ -214,6 +214,7 @@ class AttemptModel:
         self.failures = failed_calls(records)
         self.unanswered = {turn for turn, error in unanswered_calls(records).items() if error is None}
         self.failure = self.failures.get(max(calls, default=-1))
+        self.refusal = last_refusal(records)
         if not self.failures:
             return
         history, counted_until = History(records), last_timed(records)[0]

@@ -154,14 +154,20 @@ async def test_a_policy_that_makes_its_environment_fail_keeps_the_rewards_of_its
 
 
 async def test_only_actions_that_were_taken_are_steps(tmp_path: Path) -> None:
-    """At most 128 calls of an answer are run."""
-    [result] = await results(
-        tmp_path,
-        {"b-0": f"<answer>{'||'.join(['go'] * 200)}</answer>"},
-        {"id": GAME, "tag": "b", "maxSteps": 200},
-        agent={"type": "Environment", "config": {"actionSeparator": "||"}, "maxTurns": 9},
-    )
+    """At most 128 calls of an answer are run, and the model sees what the last of them led to."""
+    seen = []
+
+    async def answer(messages: list[dict[str, Any]]) -> str:
+        seen.append(messages[-1]["content"])
+        return f"<answer>{'||'.join(['go'] * 200)}</answer>"
+
+    agent = {"type": "Environment", "config": {"actionSeparator": "||"}, "maxTurns": 9}
+    job = RolloutJob.model_validate(document({"id": GAME, "maxSteps": 200}, agent=agent))
+    await run_job(job, base_dir=tmp_path, environ={}, model=FunctionModel(answer, "test"))
+    [result] = (await reader(tmp_path)).results()
     assert (result.reward, result.turns) == (200.0, 2)
+    assert "go 128" in seen[1]
+    assert "At most 128" in seen[1]
 
 
 async def test_long_episodes_are_cut_by_the_agents_context(tmp_path: Path) -> None:

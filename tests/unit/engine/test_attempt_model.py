@@ -19,6 +19,7 @@ from agent_runtime.models.base import (
     ModelRequest,
     RequestRefused,
 )
+from agent_runtime.proxy.refused import call_error
 from rollout_api.model import Sampling
 from rollout_api.records import CallError, DeliveryRecord, IntentRecord, Message, Record
 
@@ -281,3 +282,14 @@ async def test_time_that_no_record_counts_is_not_given_back_to_the_next_runner()
     model.restore([intent, DeliveryRecord(turn=0, time=115.0, delivered=False, error=error)])
     await model.complete(replace(REQUEST, health=CallHealth()))
     assert bench.clock.used() == pytest.approx(20, abs=1)
+
+
+@pytest.mark.parametrize("refusal", [ContextExceeded("too long"), RequestRefused("BadRequest", "no credit left")])
+async def test_next_runner_knows_why_the_latest_call_was_refused(refusal: Exception) -> None:
+    intent = IntentRecord(turn=0, time=100.0, keep=0, messages=[])
+    record = DeliveryRecord(turn=0, time=101.0, delivered=False, error=call_error(refusal))
+    bench = Bench()
+    bench.model.restore([intent, record])
+    assert (type(bench.model.refusal), str(bench.model.refusal)) == (type(refusal), str(refusal))
+    bench.model.restore([intent, record, intent.model_copy(update={"turn": 1})])
+    assert bench.model.refusal is None
