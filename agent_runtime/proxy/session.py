@@ -96,7 +96,7 @@ class SessionSettings(ApiModel):
     sampling: Sampling = Sampling()
     """Sampling that overrides the client's."""
     seed: int | None = None
-    """Seed of the first turn; by default the client's own, or one derived from the session's name."""
+    """Seed of the first turn; by default the client's own, or one derived from the session's name and time."""
     task: str = ""
     member: int = 0
     metadata: dict[str, Any] = {}
@@ -571,5 +571,8 @@ def _seed(settings: SessionSettings, asked: int | None, turn: int) -> int:
     """
     if settings.seed is None and asked is not None:
         return asked
-    first = int(hashlib.sha256(settings.id.encode()).hexdigest()[:8], 16) if settings.seed is None else settings.seed
+    first = settings.seed
+    if first is None:
+        # A session may be deleted and registered again under its name.
+        first = int(hashlib.sha256(f"{settings.id}/{settings.created}".encode()).hexdigest()[:8], 16)
     return (first + turn) & 0x7FFF_FFFF
