@@ -130,7 +130,8 @@ class Trial(NoSandbox, GradesItself):
         if result.status != RunStatus.COMPLETED and not self._front.has_answered(self._asked):
             why = result.error or f"the server reports {result.status}"
             raise TrialLost("NotAnswered", f"the trial has failed before the model answered its agent: {why}")
-        self._rewards = json.dumps(rewards_of(result)).encode()
+        rewards = rewards_of(result)
+        self._rewards = b"" if rewards is None else json.dumps(rewards).encode()
         return _ended(0 if result.status == RunStatus.COMPLETED else 1, result.error or "")
 
     async def write(self, path: str, data: bytes, *, key: str, **_: Any) -> None:
@@ -140,7 +141,8 @@ class Trial(NoSandbox, GradesItself):
         """See `write`."""
 
     async def stat(self, path: str, *, key: str | None = None, **_: Any) -> FileStat | None:
-        return FileStat(path, "file", len(self._rewards), 0o644, 0.0) if path == JSON_PATH else None
+        has_rewards = path == JSON_PATH and self._rewards
+        return FileStat(path, "file", len(self._rewards), 0o644, 0.0) if has_rewards else None
 
     async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20, **_: Any) -> bytes:
         return self._rewards
@@ -198,14 +200,13 @@ def trial_request(settings: RemoteSettings, folder: Path, access: ModelAccess, m
     }
 
 
-def rewards_of(result: RunResult) -> dict[str, float]:
-    """Return the rewards of a trial, and their sum, limited to -1 to 1, as `reward`, as PR #83 does. Raises TrialLost
-    if there are none and the policy is not the cause.
+def rewards_of(result: RunResult) -> dict[str, float] | None:
+    """Return the rewards of a trial, and their sum, limited to -1 to 1, as `reward`, as PR #83 does; None if the policy is
+    the cause that there are none, which `verifier.failedReward` grades. Raises TrialLost if it is not.
     """
     reason = (result.error or "").partition(":")[0].strip()
     if result.status == RunStatus.TIMEOUT or (result.status != RunStatus.COMPLETED and GRADED_ERRORS.fullmatch(reason)):
-        # The server reports an error that the policy can cause.
-        return {"reward": 0.0}
+        return None  # the server reports an error that the policy can cause
     if result.status != RunStatus.COMPLETED:
         is_outside = SandboxFailure(reason, "").evidence is Evidence.OUTSIDE
         why = f"the server reports {result.status}: {result.error or 'no reason given'}"
@@ -218,7 +219,7 @@ def rewards_of(result: RunResult) -> dict[str, float]:
     # trial.
     rewards = {name: math.nan if reward is None else reward for name, reward in result.rewards.items()}
     total = sum(rewards.values())
-    return {**rewards, "reward": 0.0 if math.isnan(total) else min(max(total, LOWEST), HIGHEST)}
+    return None if math.isnan(total) or not rewards else {**rewards, "reward": min(max(total, LOWEST), HIGHEST)}
 
 
 def make_trials(settings: RemoteSettings | None, environ: Mapping[str, str]) -> Callable[[], SandboxProvider] | None:

@@ -87,7 +87,7 @@ async def test_server_counts_reward_once_when_client_sums_rewards(tmp_path: Path
     folder = hello_world(tmp_path / "hello", **{"tests/test.sh": script})
     async with harbor_server(tmp_path, ORACLE) as (url, _):
         _, answer = await post(url, pack(folder))
-        assert rewards_of(RunResult.model_validate(answer))["reward"] == reward, answer
+        assert (rewards_of(RunResult.model_validate(answer)) or {}).get("reward") == reward, answer
 
 
 async def test_client_without_the_key_can_neither_run_read_nor_end(tmp_path: Path) -> None:
