@@ -121,6 +121,7 @@ if LC_ALL=C.UTF-8 grep -aqxv '.*' "$HOME/patch"; then
   echo '* -diff' > "$HOME/attributes"
   mkdir "$HOME/empty"
   store=$(git rev-parse --absolute-git-dir)
+  rm -rf "$store/info/attributes" # of the agent; it would have the last word
   export GIT_INDEX_FILE="$HOME/none"
   (cd "$HOME/empty" && patch --git-dir="$store" --work-tree=. -c core.attributesFile="$HOME/attributes")
 fi

@@ -199,6 +199,7 @@ def test_patch_of_a_file_in_another_encoding_can_be_in_json_and_applies(folder: 
     subprocess.run(["sh", "-c", scrub_history(base)], cwd=repository, check=True)
     (repository / "latin.py").write_bytes(fixed)
     (repository / "calculator.py").write_text(FIX)
+    (repository / ".git/info/attributes").write_text("* diff\n")
     subprocess.run(["sh", "-c", COLLECT_PATCH], cwd=repository, check=True)
     patch = (repository / PATCH).read_bytes().decode()
     git(repository, "checkout", "-q", ".")
