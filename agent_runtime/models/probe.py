@@ -23,12 +23,23 @@ PROBE_TOKENS: Final = 16  # OpenAI's reasoning models refuse a lower limit
 _MESSAGES: Final[Sequence[Message]] = [{"role": "user", "content": "Say ok."}]
 
 
+class ProbeResult(StrEnum):
+    """What a model does with a test request."""
+
+    ANSWERED = "Answered"
+    REFUSED = "Refused"
+    UNKNOWN = "Unknown"
+    """It failed, took too long, or cannot be tested."""
+
+
 @runtime_checkable
 class SelfTesting(Protocol):
     """A `Model` whose calls are recorded or counted, so that it gets no test request as a call."""
 
-    async def answers(self, request: ModelRequest) -> bool:
-        """Whether the model answers this test request now; False if that cannot be known. Records nothing."""
+    async def test(self, request: ModelRequest, *, may_record: bool) -> ProbeResult:
+        """Return what the model does with this test request now. Without `may_record`, it is not sent where it would be
+        recorded as a call.
+        """
 
 
 def probe_request(*, seed: int, session: str, task: str, member: int, group: str = "") -> ModelRequest:
@@ -50,26 +61,17 @@ def probe_request(*, seed: int, session: str, task: str, member: int, group: str
     )
 
 
-class Tested(StrEnum):
-    """What a model does with a test request."""
-
-    ANSWERED = "Answered"
-    REFUSED = "Refused"
-    UNKNOWN = "Unknown"
-    """It failed, took too long, or cannot be tested."""
-
-
 async def is_answered(model: Model, request: ModelRequest) -> bool:
     """Whether the request is answered in time."""
-    return await tested(model, request) is Tested.ANSWERED
+    return await probed(model, request, may_record=True) is ProbeResult.ANSWERED
 
 
-async def tested(model: Model, request: ModelRequest) -> Tested:
+async def probed(model: Model, request: ModelRequest, *, may_record: bool) -> ProbeResult:
     """Send the request. Time on hold does not count, unless no server is available. If a server limits the rate, the model
     waits, within its own deadline, until the time that the server gives.
     """
     if isinstance(model, SelfTesting):
-        return Tested.ANSWERED if await model.answers(request) else Tested.UNKNOWN
+        return await model.test(request, may_record=may_record)
     now, health, left, is_held = asyncio.get_running_loop().time, request.health, PROBE_SECONDS, False
     try:
         async with asyncio.timeout(PROBE_SECONDS) as limit:
@@ -87,9 +89,9 @@ async def tested(model: Model, request: ModelRequest) -> Tested:
             health.on_hold, health.on_failing = changed, lambda why: changed(is_held)
             await answered(model.complete(request))
     except ConversationRefused:
-        return Tested.REFUSED
+        return ProbeResult.REFUSED
     except ModelError as error:
-        return Tested.REFUSED if error.reason in REQUESTS_OWN_FAULTS else Tested.UNKNOWN
+        return ProbeResult.REFUSED if error.reason in REQUESTS_OWN_FAULTS else ProbeResult.UNKNOWN
     except TimeoutError:
-        return Tested.UNKNOWN
-    return Tested.ANSWERED
+        return ProbeResult.UNKNOWN
+    return ProbeResult.ANSWERED

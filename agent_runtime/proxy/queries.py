@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from agent_runtime.models.probe import ProbeResult
 from agent_runtime.proxy.chat import BadRequest, ChatRequest, JsonObject, Note, NoteKind, Translation, decoded
 from agent_runtime.proxy.http import BETA, Incoming, Reply, json_reply
 from agent_runtime.proxy.protocols import google_gemini
@@ -49,7 +50,8 @@ async def answer_query(session: Session, request: Incoming, api: str) -> Reply |
             is_anthropic = ANTHROPIC_HEADER in request.headers
             return json_reply(200, models_body(session.model_names, "/".join(name), anthropic=is_anthropic))
         case ["POST", "test"]:
-            return json_reply(200, {"answers": await session.answers()})
+            found = await session.test()
+            return json_reply(200, {"answers": found is ProbeResult.ANSWERED, "refuses": found is ProbeResult.REFUSED})
         case ["POST", "models", *name] if name and name[-1].endswith(":countTokens"):
             model = "/".join(name).removesuffix(":countTokens")
 

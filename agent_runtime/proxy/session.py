@@ -25,7 +25,7 @@ from agent_runtime.models.base import (
     ModelRequest,
     RequestRefused,
 )
-from agent_runtime.models.probe import is_answered, probe_request
+from agent_runtime.models.probe import ProbeResult, probe_request, probed
 from agent_runtime.models.token_history import answer_record
 from agent_runtime.proxy.body_queue import BodyQueue
 from agent_runtime.proxy.call import MOST_KEPT, Answers, Call, Identity, Ticket
@@ -244,8 +244,8 @@ class Session:
         size = len(json.dumps([request.messages, request.tools], ensure_ascii=False).encode(errors="replace"))
         return -(-size // _BYTES_A_TOKEN), True
 
-    async def answers(self) -> bool:
-        """Whether the model answers a short test request now. The request is neither recorded nor counted. Raises
+    async def test(self) -> ProbeResult:
+        """Return what the model does with a short test request now. The request is neither recorded nor counted. Raises
         Refused after `_MOST_TESTS`.
         """
         self._tests += 1
@@ -253,9 +253,8 @@ class Session:
             raise Refused(ErrorKind.RATE_LIMITED, f"the model of a session is tested at most {_MOST_TESTS} times")
         settings = self.settings
         seed = _seed(settings, None, self._history.next_turn)
-        return await is_answered(
-            self._model, probe_request(seed=seed, session=settings.id, task=settings.task, member=settings.member)
-        )
+        request = probe_request(seed=seed, session=settings.id, task=settings.task, member=settings.member)
+        return await probed(self._model, request, may_record=True)
 
     def earlier(self, id: str) -> list[Message] | None:
         """Return the conversation whose answer has this id (`chat.Earlier`)."""

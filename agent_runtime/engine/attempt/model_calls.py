@@ -29,7 +29,7 @@ from agent_runtime.models.base import (
     RequestRefused,
     TokenPrefix,
 )
-from agent_runtime.models.probe import PROBE_TOKENS, SelfTesting, Tested, is_answered, probe_request, tested
+from agent_runtime.models.probe import PROBE_TOKENS, ProbeResult, SelfTesting, is_answered, probe_request, probed
 from agent_runtime.models.token_history import TokenHistory
 from agent_runtime.proxy.chat import PromptModel, SelectiveModel, TokenCounter
 from agent_runtime.proxy.history import History, failed_calls, last_refusal, unanswered_calls
@@ -56,13 +56,12 @@ async def probe(
         seed=rollout.seed, session=session, task=rollout.task.name, member=rollout.member, group=assignment.model_group
     )
     is_refusal = isinstance(error, ConversationRefused) or error.reason in REQUESTS_OWN_FAULTS
-    if is_refusal and isinstance(model, SelfTesting):
-        return  # its test may be a call of the client's session, and could not tell a refusal from a failure
-    found = await tested(model, request)
-    error.refuses_others = is_refusal and found is Tested.REFUSED
+    # A refusal is no rare failure: each overlong conversation is one, and must not add a call to a client's session.
+    found = await probed(model, request, may_record=not is_refusal)
+    error.refuses_others = is_refusal and found is ProbeResult.REFUSED
     if isinstance(error, ConversationRefused):
         return
-    error.answers_others = found is Tested.ANSWERED
+    error.answers_others = found is ProbeResult.ANSWERED
     # With token capture, the error already says whether any token arrived.
     is_unclear = error.reason == "Timeout" and model.token_capture != "Tokens" and not isinstance(model, SelfTesting)
     if error.answers_others and is_unclear and error.request is not None:
@@ -250,9 +249,9 @@ class AttemptModel:
         model = self._current()
         return await model.count_tokens(request) if isinstance(model, TokenCounter) else None
 
-    async def answers(self, request: ModelRequest) -> bool:
+    async def test(self, request: ModelRequest, *, may_record: bool) -> ProbeResult:
         """See SelfTesting. A test is not a call of the agent."""
-        return await is_answered(self._current(), request)
+        return await probed(self._current(), request, may_record=may_record)
 
     async def check(self) -> None:
         """Do nothing: the model was checked when the run was opened."""

@@ -256,7 +256,8 @@ class Program:
                 # The program may give up and end before this process gives up a hanging server.
                 ended = replace(ended, failure=await trouble_of(None, True, self._probe))
                 if ended.failure is None and ended.failed is not None:
-                    ended.failed.hung_up = True
+                    # An older call that it closed is not why it failed.
+                    ended.failed.hung_up = self.turn in self._model.unanswered
                     raise ended.failed
             if ended.failure is None and (refusal := ended.refusal) is not None:
                 await self._probe(refusal)

@@ -27,9 +27,9 @@ from agent_runtime.engine.session import RolloutSession
 from agent_runtime.integrations.harbor_server.archive import BadArchive, unpack
 from agent_runtime.integrations.harbor_server.plan import PlannedRun, RunRefused, SessionUrl, plan_run, result_of
 from agent_runtime.integrations.harbor_server.schemas import RunRequest, RunResult, RunStatus
-from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, ModelRequest
+from agent_runtime.models.base import ContextExceeded, ConversationRefused, ModelConfigError, ModelError, ModelRequest
 from agent_runtime.models.http_client import Answer, CallOptions
-from agent_runtime.models.probe import PROBE_SECONDS
+from agent_runtime.models.probe import PROBE_SECONDS, ProbeResult
 from agent_runtime.models.providers.openai_endpoint import OpenAIEndpoint
 from agent_runtime.models.refusals import error_text
 from agent_runtime.proxy.chat import ErrorKind
@@ -69,16 +69,19 @@ class SessionModel(OpenAIEndpoint):
     async def check(self) -> None:
         """Do nothing."""
 
-    async def answers(self, request: ModelRequest) -> bool:
+    async def test(self, request: ModelRequest, *, may_record: bool) -> ProbeResult:
         """See SelfTesting. Proxies other than ours lack this route: there the test is a call."""
         try:
             found = await self._client.call("POST", "/test", {}, CallOptions(2 * PROBE_SECONDS, tries=1))
-            if found.status in (404, 405):
+            if found.status in (404, 405) and may_record:
                 await self.complete(request)
-                return True
-        except (ModelError, ContextExceeded, ContentFiltered):
-            return False
-        return found.status == 200 and isinstance(found.payload, dict) and found.payload.get("answers") is True
+                return ProbeResult.ANSWERED
+        except (ModelError, ConversationRefused):
+            return ProbeResult.UNKNOWN
+        told = found.payload if found.status == 200 and isinstance(found.payload, dict) else {}
+        if told.get("answers") is True:
+            return ProbeResult.ANSWERED
+        return ProbeResult.REFUSED if told.get("refuses") is True else ProbeResult.UNKNOWN
 
     def headers(self, request: ModelRequest, body: Mapping[str, Any]) -> dict[str, str]:
         """Return the headers of a call. With the key, a call that a restarted server repeats gets the answer of the first
@@ -134,7 +137,7 @@ class _Kept(BaseModel):
     """The uid of its job. It is unique, because servers may share `output.uri`, and runs with equal keys have equal
     names at all servers.
     """
-    job: dict[str, Any]
+    job: dict[str, Any] | None = None
     """Its job as planned when it was accepted."""
 
 

@@ -21,6 +21,7 @@ from agent_runtime.models.base import (
     RequestRefused,
 )
 from agent_runtime.models.pool.routing import choose
+from agent_runtime.models.probe import ProbeResult
 from agent_runtime.models.vllm.supported_fields import without_effect
 from agent_runtime.proxy.relay import schemas
 from agent_runtime.proxy.relay.schemas import FormError, Hello, JsonObject, Prompt
@@ -177,9 +178,9 @@ class Hub:
         for worker in list(self._workers.values()):
             await worker.socket.close(code=1001, message=b"the proxy ends")  # RFC 6455: going away
 
-    async def answers(self, request: ModelRequest) -> bool:
+    async def test(self, request: ModelRequest, *, may_record: bool) -> ProbeResult:
         """See SelfTesting. Workers may record each call, so this cannot be known."""
-        return False
+        return ProbeResult.UNKNOWN
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         return await self.complete_prompt(None, request)

@@ -24,7 +24,7 @@ from agent_runtime.models.base import (
     RequestRefused,
     TokenPrefix,
 )
-from agent_runtime.models.probe import PROBE_TOKENS, probe_request
+from agent_runtime.models.probe import PROBE_TOKENS, ProbeResult, probe_request
 from agent_runtime.proxy import session
 from rollout_api.records import Message
 from tests.integration.remote import test_verl_trials as trials
@@ -147,10 +147,17 @@ async def test_a_refusal_of_a_session_is_not_repeated(status: int, code: str, ra
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "answers"), [(200, {"answers": True}, True), (200, {}, False), (404, {}, True)]
+    ("status", "body", "may_record", "found"),
+    [
+        (200, {"answers": True}, True, ProbeResult.ANSWERED),
+        (200, {"answers": False, "refuses": True}, False, ProbeResult.REFUSED),
+        (200, {}, True, ProbeResult.UNKNOWN),
+        (404, {}, True, ProbeResult.ANSWERED),
+        (404, {}, False, ProbeResult.UNKNOWN),
+    ],
 )
 async def test_a_proxy_without_a_route_for_tests_gets_a_call(
-    status: int, body: dict[str, Any], *, answers: bool
+    status: int, body: dict[str, Any], *, may_record: bool, found: ProbeResult
 ) -> None:
     asked = list[str]()
 
@@ -166,9 +173,9 @@ async def test_a_proxy_without_a_route_for_tests_gets_a_call(
     async with TestServer(app) as server:
         model = SessionModel(SessionUrl(str(server.make_url("/v1")), "m", "key"))
         request = probe_request(seed=0, session="s", task="t", member=0)
-        assert await model.answers(request) is answers
+        assert await model.test(request, may_record=may_record) is found
         await model.close()
-    assert asked == ["/v1/test", "/v1/chat/completions"][: 1 + (status == 404)]
+    assert asked == ["/v1/test", "/v1/chat/completions"][: 1 + (status == 404 and may_record)]
 
 
 async def test_grading_after_a_limit_takes_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
