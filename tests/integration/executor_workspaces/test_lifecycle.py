@@ -128,7 +128,12 @@ def test_killed_executor_leaves_no_process_and_the_next_one_cleans_up(user: str,
     assert "in use by another executor" in refused["failure"]
     _await_sleepers(0)
     again = _live(user, mode, state)
-    assert again["mode"] == mode, (seen, again)
+    for _ in range(100):  # on a busy machine the kernel may take a while to end its other processes
+        if "in use by another executor" not in again.get("failure", ""):
+            break
+        time.sleep(0.1)
+        again = _live(user, mode, state)
+    assert again.get("mode") == mode, (seen, again)
     assert again["left"] == []
 
 
