@@ -165,7 +165,7 @@ class EnvironmentPool:
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[_Process]:
-        """Give one episode a process of its own, as long as the block lasts."""
+        """Yield a process for a single episode. The process is ended after the block."""
         async with self._places_alone:
             process = await _Process.start()
             try:
@@ -194,8 +194,8 @@ class EnvironmentPool:
 class PoolEpisode:
     """One episode in a process of the pool. Implements EnvironmentHost.
 
-    Other episodes of its process may be why it failed, such as by the memory that they hold. So it is repeated in a process
-    of its own, and a failure counts only there.
+    If a call fails, other episodes of the process may be the cause, such as by the memory that they hold. So the episode is
+    repeated in a process without others. Only a failure there counts.
     """
 
     def __init__(self, pool: EnvironmentPool, number: int, environment: TaskEnvironment, timeouts: Timeouts) -> None:

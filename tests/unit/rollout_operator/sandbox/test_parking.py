@@ -99,7 +99,7 @@ class Cluster:
             del self.jobs[name]
         elif kind == "Pod" and self.pod is not None and self.pod["metadata"]["uid"] == uid:
             has_ended = any(each["type"] == "Finished" for each in self.conditions())
-            assert self.is_parked() or has_ended, "a pod is deleted that nobody has stored"
+            assert self.is_parked() or has_ended, "a pod was deleted before its files were stored"
             assert self.stored or has_ended, "Parked is True, and nothing is stored"
             if at_once:
                 self.lose_pod()
