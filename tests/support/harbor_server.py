@@ -13,7 +13,8 @@ from typing import Any
 import aiohttp
 import yaml
 
-from agent_runtime.integrations.harbor_server.runs import Runs, ServedJob
+from agent_runtime.integrations.harbor_server.plan import ServedJob
+from agent_runtime.integrations.harbor_server.runs import Runs
 from agent_runtime.integrations.harbor_server.server import serving
 from rollout_api.manifest import load_manifest
 from rollout_api.rollout_job import RolloutJob

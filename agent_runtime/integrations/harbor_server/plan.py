@@ -1,11 +1,12 @@
 """Convert a requested run into a job, and the job's result into the answer."""
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from agent_runtime.engine.scheduling.shard import derived_seed
 from agent_runtime.integrations.harbor_server.environment import changed_sandbox, read_environment, resources_of
@@ -17,6 +18,7 @@ from agent_runtime.integrations.harbor_server.schemas import (
     RunStatus,
     VerifierRequest,
 )
+from agent_runtime.recording.job_record import output_uri
 from agent_runtime.sandboxes.images.store import place_of
 from rollout_api.manifest import explain, path_of, validate
 from rollout_api.records import Outcome, Record, ResponseRecord, Result, Verdict
@@ -35,7 +37,7 @@ class SessionUrl:
 
     base_url: str
     name: str
-    key: str | None = field(repr=False)
+    key: str | None = field(default=None, repr=False)
 
 
 class RunRefused(ValueError):
@@ -43,28 +45,38 @@ class RunRefused(ValueError):
 
 
 @dataclass(frozen=True)
-class PlannedRun:
-    """A job with `tasks.stream`, and its only task."""
+class ServedJob:
+    """A manifest with which the server was started."""
 
-    template: str
-    """Name of the server's job from which it is derived."""
     job: RolloutJob
+    base_dir: Path
+    """The manifest's folder, the base of its relative paths."""
+
+
+class PlannedRun(BaseModel):
+    """A job with `tasks.stream`, and its only task. A run is planned once: until it is resumed, the server may have got
+    other manifests and options.
+    """
+
+    job: RolloutJob
+    base_dir: Path
     task: Task
-    model: "SessionUrl | None"
+    model: SessionUrl | None = None
     """The client's own model; None if the server's model is used."""
-    warnings: Sequence[str]
+    warnings: list[str]
 
 
-def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, RolloutJob]) -> PlannedRun:
-    """Return the job of a run. `jobs` are the server's jobs, which `agent.name` selects; without it, the first one.
+def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, ServedJob]) -> PlannedRun:
+    """Return the plan of a run. `jobs` are the server's jobs, which `agent.name` selects; without it, the first one.
     Raises RunRefused.
     """
     agent, warnings = request.agent, _unknown(request)
     template_name = _template(agent.name, jobs)
-    template = jobs[template_name]
+    template, base_dir = jobs[template_name].job, jobs[template_name].base_dir
     spec: dict[str, Any] = template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     kwargs, overrides = dict(agent.kwargs), dict(request.environment_overrides)
     spec["groupSize"] = 1
+    spec["output"] = {**spec.get("output", {}), "uri": output_uri(template, base_dir)}
     # The runs of a group are jobs of their own, and must not all draw the same answers.
     spec["seed"] = derived_seed(template.spec.seed, run_id)
     if agent.import_path is not None:
@@ -118,9 +130,11 @@ def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, Ro
     if resources:
         added["resources"] = resources
     changed["sandbox"] = changed_sandbox(changed_sandbox(changed["sandbox"], environment.task), added)
-    manifest = {"apiVersion": template.api_version, "kind": template.kind, "metadata": {"name": run_id}, "spec": spec}
+    # Servers may share `output.uri`, and runs with equal keys have equal names at all servers: the uid tells them apart.
+    metadata = {"name": run_id, "uid": str(uuid.uuid4())}
+    manifest = {"apiVersion": template.api_version, "kind": template.kind, "metadata": metadata, "spec": spec}
     planned, timed = _valid(RolloutJob, manifest, "the job of this run"), _valid(Task, changed, "the task")
-    return PlannedRun(template_name, planned, timed, model, tuple(warnings))
+    return PlannedRun(job=planned, base_dir=base_dir, task=timed, model=model, warnings=warnings)
 
 
 def result_of(run_id: str, result: Result, verdict: Verdict | None, records: Sequence[Record], uri: str) -> RunResult:
@@ -159,7 +173,7 @@ def details_of(records: Sequence[Record]) -> list[RolloutDetail]:
     return details
 
 
-def _template(name: str | None, jobs: Mapping[str, RolloutJob]) -> str:
+def _template(name: str | None, jobs: Mapping[str, ServedJob]) -> str:
     if name is None:
         return next(iter(jobs))
     plain = {known.replace("_", "-").lower(): known for known in jobs}

@@ -1,6 +1,6 @@
 """The runs of a server. Each is a job on this machine, with a folder on disk. A single rename creates
-`<folder>/<run>/request.json` and `task/`; `result.json` is written when the run has ended. In between, the job has its
-own record. So a restarted server resumes its runs, and runs none twice.
+`<folder>/<run>/request.json`, which has the run's plan; `result.json` is written when the run has ended. In between, the
+job has its own record. So a restarted server resumes its runs, and runs none twice.
 """
 
 import asyncio
@@ -14,9 +14,7 @@ import re
 import secrets
 import shutil
 import stat
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +23,14 @@ from pydantic import BaseModel
 from agent_runtime.engine.run_folder import process_lock
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.integrations.harbor_server.archive import BadArchive, unpack
-from agent_runtime.integrations.harbor_server.plan import PlannedRun, RunRefused, SessionUrl, plan_run, result_of
+from agent_runtime.integrations.harbor_server.plan import (
+    PlannedRun,
+    RunRefused,
+    ServedJob,
+    SessionUrl,
+    plan_run,
+    result_of,
+)
 from agent_runtime.integrations.harbor_server.schemas import RunRequest, RunResult, RunStatus
 from agent_runtime.models.base import ContextExceeded, ConversationRefused, ModelConfigError, ModelError, ModelRequest
 from agent_runtime.models.http_client import Answer, CallOptions
@@ -34,13 +39,12 @@ from agent_runtime.models.providers.openai_endpoint import OpenAIEndpoint
 from agent_runtime.models.refusals import error_text
 from agent_runtime.proxy.chat import ErrorKind
 from agent_runtime.recording.branches import has_own_answer
-from agent_runtime.recording.job_record import output_uri
 from agent_runtime.recording.store import StorageUnavailable
+from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.images.store import place_of
 from agent_runtime.tasks import TaskSourceError, load_tasks
 from agent_runtime.tasks.folders import LIST_VARIABLE
 from rollout_api.records import FailedRecord, Result
-from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task, TaskFormat, Tasks, TaskSource
 
 MOST_WAITING: Final = 4096
@@ -116,35 +120,19 @@ class Full(Exception):
     """The server has its maximum number of runs."""
 
 
-@dataclass(frozen=True)
-class ServedJob:
-    """A manifest with which the server was started."""
-
-    job: RolloutJob
-    base_dir: Path
-    """The manifest's folder, the base of its relative paths."""
-
-
 class _Kept(BaseModel):
     """The contents of `request.json`."""
 
-    request: RunRequest
     digest: str
     awaited: bool
     """Whether the client waits on a connection, so that it cannot get the result after a restart of the server."""
-    warnings: list[str]
-    uid: str | None = None
-    """The uid of its job. It is unique, because servers may share `output.uri`, and runs with equal keys have equal
-    names at all servers.
-    """
-    job: dict[str, Any] | None = None
-    """Its job as planned when it was accepted."""
+    plan: PlannedRun
 
 
 class _Ended(BaseModel):
-    """The contents of `result.json`."""
+    """The contents of `result.json`. `digest` is None for a run whose request was unreadable."""
 
-    digest: str
+    digest: str | None
     result: RunResult
 
 
@@ -182,10 +170,21 @@ class Runs:
             if path.name.startswith(_INCOMING):
                 shutil.rmtree(path, ignore_errors=True)
             elif (path / _REQUEST).exists() and not (path / _RESULT).exists():
-                kept = _Kept.model_validate_json((path / _REQUEST).read_bytes())
-                self._start(path.name, kept, is_resumed=True)
-                if kept.awaited:
-                    self._cancelled[path.name].set()
+                self._resume(path)
+
+    def _resume(self, path: Path) -> None:
+        try:
+            kept = _Kept.model_validate_json((path / _REQUEST).read_bytes())
+        except (OSError, ValueError) as error:
+            # Another version of this program has written it, or the disk has damaged it. The other runs go on.
+            _LOG.error("Run %s cannot be resumed: %s is unreadable: %s", path.name, path / _REQUEST, error)
+            message = "Unreadable: the plan of this run is unreadable; submit it again, with another Idempotency-Key"
+            result = RunResult(run_id=path.name, status=RunStatus.FAILED, error=message)
+            _write(path / _RESULT, _Ended(digest=None, result=result).model_dump_json())
+            return
+        self._start(path.name, kept, is_resumed=True)
+        if kept.awaited:
+            self._cancelled[path.name].set()
 
     @contextlib.contextmanager
     def incoming(self) -> Iterator[Path]:
@@ -214,16 +213,9 @@ class Runs:
         if len(self._working) >= MOST_WAITING:
             raise Full(f"{MOST_WAITING} runs are in progress; try again later")
         planned = await asyncio.to_thread(self._planned, run_id, request, incoming / _TASK)
-        uid = str(uuid.uuid4())
-        kept = _Kept(
-            request=request,
-            digest=digest,
-            awaited=awaited,
-            warnings=list(planned.warnings),
-            uid=uid,
-            job=planned.job.wire(),
-        )
-        await asyncio.to_thread(_write, incoming / _REQUEST, kept.model_dump_json())
+        shutil.rmtree(incoming / _TASK)  # the plan has its files
+        kept = _Kept(digest=digest, awaited=awaited, plan=planned)
+        await asyncio.to_thread(_write, incoming / _REQUEST, kept.model_dump_json(exclude_none=True))
         try:
             incoming.rename(self._folder / run_id)
         except OSError:
@@ -264,14 +256,10 @@ class Runs:
     def count(self) -> int:
         return len(self._working)
 
-    def _planned(
-        self, run_id: str, request: RunRequest, folder: Path, begun: dict[str, Any] | None = None
-    ) -> PlannedRun:
-        """Return the plan of a run. `begun` is the job with which it began: the manifest may have changed since."""
+    def _planned(self, run_id: str, request: RunRequest, folder: Path) -> PlannedRun:
         task, warnings = self._task(folder, request)
-        planned = plan_run(run_id, request, task, {name: served.job for name, served in self._jobs.items()})
-        job = planned.job if begun is None else RolloutJob.model_validate(begun)
-        return replace(planned, job=job, warnings=[*planned.warnings, *warnings])
+        planned = plan_run(run_id, request, task, self._jobs)
+        return planned.model_copy(update={"warnings": [*planned.warnings, *warnings]})
 
     def _task(self, folder: Path, request: RunRequest) -> tuple[Task, list[str]]:
         """Return the single task of an archive. Its `${NAME}` are replaced only from the request, and its image cannot
@@ -304,31 +292,29 @@ class Runs:
         task.add_done_callback(lambda _: (self._working.pop(run_id), self._cancelled.pop(run_id)))
 
     async def _run(self, run_id: str, kept: _Kept, *, is_resumed: bool) -> RunResult:
-        path = self._folder / run_id
         try:
-            planned = await asyncio.to_thread(self._planned, run_id, kept.request, path / _TASK, kept.job)
-            work = functools.partial(self._result, run_id, kept, planned)
+            work = functools.partial(self._result, run_id, kept)
             result = await self._completed(run_id, work, is_resumed=is_resumed)
         except Exception as error:  # noqa: BLE001 the client must get the error
             _LOG.warning("Run %s has failed: %s: %s", run_id, type(error).__name__, error)
             result = RunResult(run_id=run_id, status=RunStatus.FAILED, error=f"{type(error).__name__}: {error}")
-        result = result.model_copy(update={"warnings": kept.warnings})
+        result = result.model_copy(update={"warnings": kept.plan.warnings})
         await self._written(run_id, _Ended(digest=kept.digest, result=result))
-        # The request may contain a model's key; the task is in the job's own record.
-        (path / _REQUEST).unlink()
-        shutil.rmtree(path / _TASK, ignore_errors=True)
+        # The plan may contain a model's key; its job and task are in the job's own record.
+        (self._folder / run_id / _REQUEST).unlink()
         return result
 
     async def _completed(self, run_id: str, work: Callable[[], Awaitable[RunResult]], *, is_resumed: bool) -> RunResult:
         """Return the result of `work`, which is repeated while storage is unavailable unless the run is cancelled. A run
-        that had begun also waits for its model, which may start later than this server after a reboot.
+        that had begun also waits for its model and its sandboxes' provider, which may start later than this server
+        after a reboot.
         """
         while True:
             try:
                 return await work()
-            except (StorageUnavailable, ModelError) as error:
-                is_final = isinstance(error, ModelConfigError) or (isinstance(error, ModelError) and not is_resumed)
-                if is_final or self._cancelled[run_id].is_set():
+            except (StorageUnavailable, ModelError, SandboxFailure) as error:
+                waits = isinstance(error, StorageUnavailable) or is_resumed
+                if not waits or isinstance(error, ModelConfigError) or self._cancelled[run_id].is_set():
                     raise
                 _LOG.warning("Run %s is resumed in %g s: %s", run_id, AGAIN_SECONDS, error)
             await asyncio.sleep(AGAIN_SECONDS)
@@ -342,12 +328,12 @@ class Runs:
                 _LOG.warning("The result of run %s is written again in %g s: %s", run_id, AGAIN_SECONDS, error)
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _result(self, run_id: str, kept: _Kept, planned: PlannedRun) -> RunResult:
+    async def _result(self, run_id: str, kept: _Kept) -> RunResult:
         """Run the job unless the run is cancelled first."""
         cancelled = self._cancelled[run_id]
         # Also open a run that is cancelled, so that its sandboxes from an earlier server are removed.
         grace = CLEAN_UP_SECONDS if cancelled.is_set() else 0.0
-        playing = asyncio.create_task(self._run_in_session(run_id, kept.uid, planned, cancelled))
+        playing = asyncio.create_task(self._run_in_session(run_id, kept.plan, cancelled))
         stop = asyncio.create_task(cancelled.wait())
         try:
             await asyncio.wait({playing, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -361,26 +347,19 @@ class Runs:
             return playing.result()
         return RunResult(run_id=run_id, status=RunStatus.FAILED, error=f"Cancelled: {_why(kept)}")
 
-    async def _run_in_session(
-        self, run_id: str, uid: str | None, planned: PlannedRun, cancelled: asyncio.Event
-    ) -> RunResult:
-        served = self._jobs[planned.template]
-        output = planned.job.spec.output.model_copy(update={"uri": output_uri(planned.job, served.base_dir)})
-        metadata = planned.job.metadata.model_copy(update={"uid": uid})
-        spec = planned.job.spec.model_copy(update={"output": output})
-        job = planned.job.model_copy(update={"metadata": metadata, "spec": spec})
-        model = None if planned.model is None else SessionModel(planned.model, run_id)
+    async def _run_in_session(self, run_id: str, plan: PlannedRun, cancelled: asyncio.Event) -> RunResult:
+        model = None if plan.model is None else SessionModel(plan.model, run_id)
         async with _place(self._places, cancelled), contextlib.AsyncExitStack() as stack:
             if model is not None:
                 stack.push_async_callback(model.close)
             session = await stack.enter_async_context(
-                RolloutSession(job, base_dir=served.base_dir, model=model, private=[self._folder.resolve()])
+                RolloutSession(plan.job, base_dir=plan.base_dir, model=model, private=[self._folder.resolve()])
             )
             try:
                 if cancelled.is_set():
                     raise asyncio.CancelledError
                 if not session.submitted:
-                    await session.submit(planned.task)
+                    await session.submit(plan.task)
                 await session.close()
                 (result,) = (await anext(session)).results
                 if model is not None and (lost := await _lost_attempt(session, result)) is not None:
@@ -394,15 +373,15 @@ class Runs:
 
     def _is_known(self, run_id: str, digest: str) -> bool:
         """Whether an equal request began this run. Raises Conflict if a different request did."""
-        if (known := self._known_digest(run_id)) not in (None, digest):
-            raise Conflict("this Idempotency-Key was used for another request; use a new one")
-        return known is not None
-
-    def _known_digest(self, run_id: str) -> str | None:
         if (ended := self._ended(run_id)) is not None:
-            return ended.digest
-        path = self._folder / run_id / _REQUEST
-        return _Kept.model_validate_json(path.read_bytes()).digest if path.exists() else None
+            known = ended.digest
+        elif (path := self._folder / run_id / _REQUEST).exists():
+            known = _Kept.model_validate_json(path.read_bytes()).digest
+        else:
+            return False
+        if known not in (None, digest):
+            raise Conflict("this Idempotency-Key was used for another request; use a new one")
+        return True
 
     def _ended(self, run_id: str) -> _Ended | None:
         path = self._folder / run_id / _RESULT

@@ -16,8 +16,8 @@ from aiohttp import BodyPartReader, web
 from pydantic import ValidationError
 
 from agent_runtime.integrations.harbor_server.archive import BadArchive
-from agent_runtime.integrations.harbor_server.plan import RunRefused
-from agent_runtime.integrations.harbor_server.runs import Conflict, Full, Runs, ServedJob
+from agent_runtime.integrations.harbor_server.plan import RunRefused, ServedJob
+from agent_runtime.integrations.harbor_server.runs import Conflict, Full, Runs
 from agent_runtime.integrations.harbor_server.schemas import ARCHIVE, METADATA, PATH, RunRequest, RunResult, RunStatus
 from agent_runtime.proxy.app import server_runner
 from agent_runtime.proxy.http import request_key

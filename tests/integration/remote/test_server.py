@@ -296,7 +296,7 @@ async def test_run_of_a_killed_server_resumes_and_is_not_doubled(tmp_path: Path)
     url = f"http://:{KEY}@127.0.0.1:{port}"
     async with model as model_url:
         metadata = {
-            "agent": {"llm_proxy_url": model_url},
+            "agent": {"name": "mini", "llm_proxy_url": model_url},
             "environment_overrides": {"OPENAI_API_KEY": "of-the-session"},
         }
         first = await start_serve(tmp_path, port)
@@ -310,6 +310,10 @@ async def test_run_of_a_killed_server_resumes_and_is_not_doubled(tmp_path: Path)
         with pytest.raises(aiohttp.ClientError):
             await waiting
         model.free.set()
+        # The run goes on as it was planned.
+        (tmp_path / "job.yaml").write_text(
+            yaml.safe_dump(job_manifest("other", {"type": "Nop"}, output={"uri": "else"}))
+        )
         second = await start_serve(tmp_path, port)
         try:
             # The same key: the client that lost its connection finds its run, and begins no other.

@@ -2,13 +2,21 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.integrations.harbor_server.plan import RunRefused, details_of, plan_run, without_provider
+from agent_runtime.integrations.harbor_server.plan import (
+    PlannedRun,
+    RunRefused,
+    ServedJob,
+    details_of,
+    plan_run,
+    without_provider,
+)
 from agent_runtime.integrations.harbor_server.schemas import RunRequest, RunResult
 from agent_runtime.integrations.harbor_server.trials import rewards_of
 from agent_runtime.sandboxes.base import Evidence, SandboxFailure
@@ -16,9 +24,14 @@ from rollout_api.records import ResponseRecord
 from rollout_api.tasks import Task, TaskVerifier
 from tests.support.harbor_server import job
 
+
+def served(name: str, agent: dict[str, Any], **spec: Any) -> ServedJob:
+    return ServedJob(job(name, agent, **spec), Path("/manifests") / name)
+
+
 JOBS = {
-    "mini-swe-agent": job("mini-swe-agent", {"type": "Command", "command": ["mini"]}, groupSize=4),
-    "coding": job("coding", {"type": "Coding", "maxTurns": 9}),
+    "mini-swe-agent": served("mini-swe-agent", {"type": "Command", "command": ["mini"]}, groupSize=4),
+    "coding": served("coding", {"type": "Coding", "maxTurns": 9}),
 }
 TASK = Task(name="t", prompt="Do it.", verifier=TaskVerifier(commands=["true"]))
 
@@ -28,18 +41,19 @@ def planned(**request: Any) -> Any:
 
 
 def test_the_agents_name_chooses_the_job_and_without_one_it_is_the_first() -> None:
-    assert planned(agent={"name": "mini_swe_agent"}).template == planned().template == "mini-swe-agent"
+    places = [planned(agent={"name": "mini_swe_agent"}).base_dir, planned().base_dir]
+    assert places == [JOBS["mini-swe-agent"].base_dir] * 2
     coding = planned(agent={"name": "coding"}).job
+    assert coding.spec.output.uri == "/manifests/coding/out"
     assert (coding.metadata.name, coding.spec.agent.max_turns, coding.spec.group_size) == ("run-1", 9, 1)
 
 
 def test_each_run_draws_its_own_answers_and_the_jobs_seed_decides_which() -> None:
-    other = JOBS["coding"].model_copy(update={"spec": JOBS["coding"].spec.model_copy(update={"seed": 1})})
+    other = served("coding", {"type": "Coding", "maxTurns": 9}, seed=1)
     runs = [(name, jobs) for name in ("run-1", "run-2") for jobs in (JOBS, {"coding": other})]
     request = RunRequest.model_validate({"agent": {"name": "coding"}})
     seeds = [plan_run(name, request, TASK, jobs).job.spec.seed for name, jobs in runs]
     assert len(set(seeds)) == 4
-    assert plan_run("run-1", request, TASK, JOBS).job.spec.seed == seeds[0], "a resumed run draws the same"
 
 
 def test_session_of_the_client_is_the_model_and_its_key_is_in_no_manifest() -> None:
@@ -51,6 +65,13 @@ def test_session_of_the_client_is_the_model_and_its_key_is_in_no_manifest() -> N
     assert (plan.model.base_url, plan.model.name, plan.model.key) == ("http://proxy/t-1/v1", "qwen", "k-of-it")
     assert "k-of-it" not in plan.job.model_dump_json() + plan.task.model_dump_json()
     assert [(variable.name, variable.value) for variable in plan.task.sandbox.env] == [("LANG", "C")]
+
+
+@pytest.mark.parametrize("session", [{}, {"llm_proxy_url": "http://proxy/t-1/v1"}])
+def test_plan_is_equal_after_it_was_stored(session: dict[str, str]) -> None:
+    plan = planned(agent={"name": "coding", "kwargs": {"temperature": 0.3}, **session}, environment_overrides={"A": 1})
+
+    assert PlannedRun.model_validate_json(plan.model_dump_json(exclude_none=True)) == plan
 
 
 def test_limits_and_resources_are_those_of_the_request() -> None:
