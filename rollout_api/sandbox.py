@@ -275,6 +275,15 @@ class WhenFinished(StrEnum):
     RETAIN = "Retain"
 
 
+class Parking(Storage):
+    """Where and when a Sandbox is parked."""
+
+    when_idle: bool = False
+    """Park the Sandbox after `idleSeconds` without a request and without a running command, instead of ending it: the
+    operator sets `running: false`.
+    """
+
+
 class SandboxSpec(SandboxBase):
     """Desired state of a Sandbox that a runner or a person creates."""
 
@@ -288,7 +297,7 @@ class SandboxSpec(SandboxBase):
     """Give it no further workspaces. The operator sets it for the Sandboxes of a SandboxPool, which it then deletes when
     they are empty.
     """
-    parking: Storage | None = None
+    parking: Parking | None = None
     """Where `running: false` stores the files of a Sandbox without an owning job or pool."""
     running: bool = True
     """`false` parks the Sandbox: the files of its workspaces are stored in `parking`, and its pod is deleted. `true` brings

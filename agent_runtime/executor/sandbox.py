@@ -255,6 +255,12 @@ class Sandbox:
         taken = sum(entry.uses_place and entry.failure is None for entry in self.workspaces.values())
         return max(0, self.host.places - taken - len(self._being_made))
 
+    def idle_seconds(self) -> float:
+        """Return for how long no request was at work and no command ran."""
+        processes = (process for entry in self.workspaces.values() for process in entry.processes.values())
+        last = max(self.activity.last, *(process.last_alive for process in processes))
+        return 0.0 if self.activity.at_work else max(0.0, time.monotonic() - last)
+
     def workspace(self, workspace_id: str) -> WorkspaceEntry:
         """Return a workspace. Raises NotFound."""
         entry = self.workspaces.get(workspace_id)

@@ -123,7 +123,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class ExecutorRequest:
-    """What to ask of the executor of a SandboxPool's Sandbox, besides its use."""
+    """What to ask of an executor: of a SandboxPool's Sandbox its use, of another one for how long it has been idle."""
 
     namespace: str
     name: str
@@ -135,13 +135,14 @@ class ExecutorRequest:
     """Have it refuse further workspaces."""
     jobs: frozenset[str] = frozenset()
     """Jobs of the namespace that may have workspaces, as `job_tag`."""
+    is_pooled: bool = True
     forget: frozenset[str] = frozenset()
     """Jobs whose workspaces are left over, as `job_tag`: they are destroyed."""
 
 
 @dataclass(frozen=True)
 class AskExecutors:
-    """Begin requests to executors. The pool is planned again when they have ended."""
+    """Begin requests to executors. The pool or Sandbox is planned again when they have ended."""
 
     requests: tuple[ExecutorRequest, ...]
 

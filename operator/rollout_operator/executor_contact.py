@@ -1,4 +1,5 @@
-"""Asks executors of SandboxPools for their use, outside the control loop, and keeps the last report of each.
+"""Asks executors of SandboxPools for their use, and those of Sandboxes that are parked when idle for how long they have
+been idle. This happens outside the control loop; the last report of each is kept.
 
 The executors are in untrusted pods: an answer is limited in size and time, and one that is not understood counts as none.
 Reports are not persisted: an operator that has just started asks again.
@@ -56,6 +57,8 @@ class ExecutorReport:
     uses: int = 0
     """Workspaces that have held a place since the start."""
     disk_bytes: int = 0
+    idle_seconds: float = 0.0
+    """Time without a request and a running command; 0 for Sandboxes of pools."""
     draining: bool = False
     """Whether it refuses further workspaces."""
     measured: Measured = Measured()
@@ -90,6 +93,10 @@ class _Health(BaseModel):
     disk: Annotated[_Bytes, Field(alias="diskBytes")]
 
 
+class _Idle(BaseModel):
+    seconds: Annotated[float, Field(ge=0, le=2**53)]
+
+
 class _Listed(BaseModel):
     attempt: str
 
@@ -105,7 +112,7 @@ class ExecutorContact:
         self._budget = budget or ByteBudget()
         self.known: dict[str, ExecutorReport] = {}
         self.on_done: Callable[[Ref], None] = lambda ref: None
-        """Called when the requests for a pool have ended."""
+        """Called when the requests for a pool or Sandbox have ended."""
         self.exists: Callable[[Ref, str], bool] = lambda ref, uid: True
         """Whether the Sandbox of that uid exists. `forget` is called when it no longer does."""
         self._session: aiohttp.ClientSession | None = None
@@ -114,7 +121,7 @@ class ExecutorContact:
         """By namespace, while requests are in progress."""
 
     def start(self, ref: Ref, ask: AskExecutors) -> None:
-        """Begin the requests, unless earlier ones for the pool are in progress: these end with a new plan."""
+        """Begin the requests, unless earlier ones for the object are in progress: these end with a new plan."""
         if ref in self._tasks:
             return
         task = self._tasks[ref] = asyncio.create_task(self._run(ref, ask))
@@ -156,6 +163,9 @@ class ExecutorContact:
                 self.known[request.uid] = report
 
     async def _ask(self, request: ExecutorRequest) -> ExecutorReport:
+        if not request.is_pooled:
+            idle = _Idle.model_validate(await self._call(request, "GET", "/idle"))
+            return ExecutorReport(clock.now(), idle_seconds=idle.seconds)
         for prefix in sorted(request.forget):
             await self._call(request, "DELETE", f"/attempts?prefix={prefix}")
         if request.drain:

@@ -112,7 +112,7 @@ class World:
     asked: Mapping[tuple[str, int], ServerContact] = field(default_factory=dict)
     """Reports of model servers (action `Ask`), by uid of their pod and restarts of their engine."""
     executors: Mapping[str, ExecutorReport] = field(default_factory=dict)
-    """Reports of executors of SandboxPools (action `AskExecutors`), by the uid of their Sandbox."""
+    """Reports of executors (action `AskExecutors`), by the uid of their Sandbox."""
 
     def recall(self, fact: Fact) -> str | None:
         """Return the message of an unexpired fact (action `Remember`)."""

@@ -10,6 +10,7 @@ import os
 import signal
 import struct
 import termios
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -59,6 +60,8 @@ class Process:
         self._exit: Exit | None = None
         self._exited_at: float | None = None
         self._ended_at: float | None = None
+        self.last_alive = math.inf
+        """Monotonic time of its end; infinite before."""
         self._cause: str | None = None
         self._child: Command | None = None
         self._ends: dict[str, OutputEnd] = {}
@@ -114,8 +117,8 @@ class Process:
         if self._spec.deadline_seconds is None:
             # Its caller limits the wait for the start, and that time runs on in a pause.
             self._starting.enter_context(self.unpaused())
-        time = asyncio.get_running_loop().time
-        self._now = WorkingTime(lambda: time() - workspace.pause.seconds())
+        clock = asyncio.get_running_loop().time
+        self._now = WorkingTime(lambda: clock() - workspace.pause.seconds())
         self._started_at = self._now()
         if self._spec.tty:
             self._run_in_background(self._start_in_terminal(workspace, env, self._spec.tty))
@@ -304,6 +307,7 @@ class Process:
         if self.is_ended:
             return
         self._ended_at = self._exited_at or self._now()
+        self.last_alive = time.monotonic()
         if self._timer is not None:
             self._timer.cancel()
         if self._input is not None:

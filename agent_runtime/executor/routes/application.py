@@ -140,6 +140,8 @@ class Application:
         if request.head.path == "/healthz" and request.head.method == "GET":
             return Reply(content_type="text/plain")
         self._authenticate(request)
+        if (request.head.method, request.head.path) == ("GET", "/v1/idle"):
+            return json_reply({"seconds": self._sandbox.idle_seconds()})  # no activity
         activity = self._sandbox.activity
         activity.begin()
         try:

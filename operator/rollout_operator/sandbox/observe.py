@@ -14,6 +14,7 @@ from rollout_api.sandbox import SandboxSpec, SandboxStatus, Security, WorkspaceM
 from rollout_operator.actions import Fact, Ref
 from rollout_operator.cache import controller_of, read_as, uid_of
 from rollout_operator.conditions import parse_time
+from rollout_operator.executor_contact import ExecutorReport
 from rollout_operator.sandbox.validate import Owner, parse_spec
 from rollout_operator.world import World
 
@@ -120,6 +121,8 @@ class Observed:
     jobs: tuple[ParkingJob, ...]
     """Its Jobs for parking that are not being deleted."""
     restoring_pauses: bool
+    report: ExecutorReport | None
+    """The last answer of its executor; None unless it is parked when idle."""
     last_error: str | None
     config: OperatorConfig
     now: datetime
@@ -172,6 +175,7 @@ def observe(world: World, sandbox: Manifest) -> Observed:
         policies=frozenset(policy["metadata"]["name"] for policy in cache.owned("NetworkPolicy", namespace, owner_uid)),
         jobs=tuple(_parking_jobs(world, namespace, uid)),
         restoring_pauses=world.recall(restoring_pauses(uid)) is not None,
+        report=world.executors.get(uid),
         last_error=world.last_error,
         config=world.config,
         now=world.now,

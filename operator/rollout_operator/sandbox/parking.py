@@ -20,18 +20,30 @@ from rollout_api.cluster import (
     POD_ANNOTATION,
     RUNNER_FOLDER,
     by_hand_name,
+    executor_token,
     parking_labels,
 )
 from rollout_api.conditions import Condition
 from rollout_api.on_cluster.objects import Json, Manifest, owned_object, owner_reference
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
-from rollout_operator.actions import Action, Create, Delete, Event, Plan, Ref, Remember
+from rollout_operator.actions import (
+    Action,
+    AskExecutors,
+    Create,
+    Delete,
+    Event,
+    ExecutorRequest,
+    Patch,
+    Plan,
+    Ref,
+    Remember,
+)
 from rollout_operator.cache import uid_of
 from rollout_operator.conditions import condition, find, holds, parse_time
 from rollout_operator.runner_pod import container_fields, pod_fields
 from rollout_operator.sandbox import making, status, steps
 from rollout_operator.sandbox.observe import Observed, ParkingJob, restoring_pauses
-from rollout_operator.sandbox.reasons import PARKED, READY, exec_failure, is_running, is_terminating
+from rollout_operator.sandbox.reasons import PARKED, READY, FinishedReason, exec_failure, is_running, is_terminating
 
 PARKING, STORE_FAILED, RESTORING, RESTORE_FAILED = "Parking", "StoreFailed", "Restoring", "RestoreFailed"
 RESTORED: Final = "Restored"
@@ -42,6 +54,10 @@ MOST_SECONDS: Final = 3600
 """Time limit of a Job, with all its retries: enough for 30 GB at 10 MB/s."""
 PAUSE_SECONDS: Final = 20.0
 """Pause before the next try to bring a Sandbox back."""
+LEAST_ASK_SECONDS: Final = 5.0
+"""Shortest interval between two questions for how long a Sandbox has been idle."""
+UNANSWERED: Final = timedelta(seconds=30)
+"""Longest pause after a question without an answer."""
 
 
 def plan(seen: Observed, spec: SandboxSpec) -> Plan | None:
@@ -55,6 +71,34 @@ def plan(seen: Observed, spec: SandboxSpec) -> Plan | None:
         case "StoreFailed":
             return _after_failure(seen, spec)
     return None
+
+
+def wait_until_idle(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
+    """Return the plan of a Ready Sandbox: with `parking.whenIdle`, ask its executor, and set `running: false` once it has
+    been idle for `idleSeconds`.
+    """
+    if spec.parking is None or not spec.parking.when_idle:
+        return Plan()
+    if seen.key is None:
+        return Plan((making.key_action(seen),))
+    ready, report = find(seen.status.conditions, READY), seen.report
+    since = parse_time(ready.last_transition_time) if ready is not None and ready.last_transition_time else None
+    # A report from before it became Ready is that of an earlier pod.
+    if report is not None and (since is None or report.at > since):
+        idle = report.idle_seconds if report.answered else 0.0
+        if idle >= spec.idle_seconds:
+            words = f"it received no request for {spec.idle_seconds} s (spec.idleSeconds), so it is parked"
+            change = Patch(Ref("Sandbox", seen.namespace, seen.name), {"spec": {"running": False}})
+            return Plan((change,), events=(Event("Normal", FinishedReason.IDLE.value, words),))
+        wait = timedelta(seconds=max(LEAST_ASK_SECONDS, spec.idle_seconds - idle))
+        left = steps.seconds_left(report.at, wait if report.answered else min(wait, UNANSWERED), seen.now)
+        if left > 0:
+            return Plan(requeue_seconds=left)
+    token = executor_token(seen.key, seen.name, seen.uid)
+    request = ExecutorRequest(
+        seen.namespace, seen.name, seen.uid, pod["status"].get("podIP", ""), token, is_pooled=False
+    )
+    return Plan((AskExecutors((request,)),))
 
 
 def begin(seen: Observed) -> Plan:

@@ -114,7 +114,11 @@ def _with_pod(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
 def _report_ready(seen: Observed, spec: SandboxSpec, pod: Manifest, lost_in: float | None) -> Plan:
     learned = making.learned_refusals(seen)
     if holds(seen.status.conditions, READY):
-        return Plan(learned, requeue_seconds=lost_in) if spec.running else parking.begin(seen)
+        if not spec.running:
+            return parking.begin(seen)
+        waits = parking.wait_until_idle(seen, spec, pod)
+        soonest = min(filter(None, (lost_in, waits.requeue_seconds)), default=None)
+        return replace(waits, actions=(*learned, *waits.actions), requeue_seconds=soonest)
     fresh = status.ready(seen, spec, pod)
     overlay = find(fresh.conditions, OVERLAY)
     events: tuple[Event, ...] = ()

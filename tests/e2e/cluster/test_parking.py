@@ -97,6 +97,18 @@ def test_parked_sandbox_comes_back_with_its_files_also_if_its_pod_is_deleted_mea
     assert {"Parking", "Parked", "PodDeleted", "Restored"} <= told
 
 
+def test_idle_sandbox_is_parked_by_itself_and_not_while_a_command_runs(cluster: Cluster, namespace: str) -> None:
+    storage = {"uri": f"s3://{cluster.bucket}/{namespace}", "secretRef": STORAGE_SECRET, "whenIdle": True}
+    sandbox = ByHand(cluster, namespace, "mine").apply(parking=storage, idleSeconds=6)
+    sandbox.wait_ready()
+    sandbox.run("sh", "-c", "sleep 20; echo mine > file")
+    assert sandbox.condition("Ready")["status"] == "True"
+    eventually(lambda: sandbox.condition("Parked").get("status") == "True" or None, 120, lambda: describe(sandbox))
+    set_running(sandbox, True)
+    wait_until_back(sandbox)
+    assert sandbox.run("cat", "file") == "mine\n"
+
+
 @pytest.mark.alone
 @pytest.mark.full
 def test_parked_sandbox_comes_back_on_another_node_and_after_the_loss_of_that_one(

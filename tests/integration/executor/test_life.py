@@ -114,6 +114,32 @@ async def limit_idle_time(session_of: Any, executor: Any, seconds: float) -> Non
         assert answer.status == 200
 
 
+async def test_idle_time_counts_from_the_last_request_or_the_end_of_the_last_command(
+    start_executor: Any, connect: Any, session_of: Any
+) -> None:
+    executor = start_executor("Plain")
+    headers = {"Authorization": f"Bearer {executor.token}"}
+
+    async def idle_seconds() -> float:
+        async with session_of(executor) as (session, base), session.get(f"{base}/v1/idle", headers=headers) as answer:
+            return float((await answer.json())["seconds"])
+
+    async with connect(executor) as client:
+        await client.ask("touch begun; sleep 2", client.new_key(), waitSeconds=0)
+        await until_made(client, "begun")
+        await asyncio.sleep(0.5)
+        assert await idle_seconds() == 0
+        before = 0.0
+        async with asyncio.timeout(60):
+            while (now := await idle_seconds()) < 0.5:
+                assert now >= before, "the question itself does not count"
+                before = now
+                await asyncio.sleep(0.1)
+        assert now < 2, "it counts from the end of the command"
+        await client.out("true")
+        assert await idle_seconds() < now
+
+
 async def test_unused_executor_ends_itself_and_a_waiting_request_keeps_it(
     start_executor: Any, connect: Any, session_of: Any
 ) -> None:

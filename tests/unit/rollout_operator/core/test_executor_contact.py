@@ -39,6 +39,7 @@ class Executor:
         self.calls: list[str] = []
         self.health: Any = HEALTH
         self.workspaces: Any = WORKSPACES
+        self.idle: Any = {"seconds": 0}
         self.port = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -47,7 +48,8 @@ class Executor:
         if request.path == "/v1/drain":
             assert await request.json() == {}
             self.health = {**HEALTH, "draining": True}
-        body = {"/v1/health": self.health, "/v1/workspaces": self.workspaces}.get(request.path, {})
+        bodies = {"/v1/health": self.health, "/v1/workspaces": self.workspaces, "/v1/idle": self.idle}
+        body = bodies.get(request.path, {})
         if body == "silence":
             await asyncio.sleep(60)
         if body == "endless":
@@ -92,6 +94,14 @@ async def test_use_and_jobs_are_read(executor: Executor) -> None:
     assert report.answered
     assert report.measured == Measured(), "an earlier executor reports none"
     assert executor.calls == ["GET /v1/workspaces", "GET /v1/health"]
+
+
+async def test_only_the_idle_time_is_asked_of_a_sandbox_without_a_pool(executor: Executor) -> None:
+    executor.idle = {"seconds": 12.5}
+    assert (await asked(is_pooled=False)).idle_seconds == 12.5
+    executor.idle = {"seconds": -1}
+    assert not (await asked(is_pooled=False)).answered
+    assert executor.calls == ["GET /v1/idle"] * 2
 
 
 async def test_measured_memory_is_read(executor: Executor) -> None:

@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rollout_api.cluster import PARKED_ANNOTATION, POD_ANNOTATION
-from rollout_api.sandbox import SandboxStatus
-from rollout_operator.actions import Create, Delete, EnsureKey, Plan, Remember
+from rollout_api.on_cluster.sandbox_pod import Identity, executor_config
+from rollout_api.sandbox import SandboxSpec, SandboxStatus, WorkspaceMode
+from rollout_operator.actions import AskExecutors, Create, Delete, EnsureKey, Patch, Plan, Remember
 from rollout_operator.cache import Cache
 from rollout_operator.conditions import timestamp
+from rollout_operator.executor_contact import ExecutorReport
 from rollout_operator.prune import prune
 from rollout_operator.sandbox import observe, plan
-from rollout_operator.world import Memory, World
+from rollout_operator.sandbox.making import missing_policy
+from rollout_operator.world import Memory, World, operator_peer
 from tests.support.full import examples
 from tests.unit.rollout_operator.sandbox.objects import CONFIG, KEY, NOW, RUNNING, Json, ended, node, policy, sandbox
 
@@ -29,9 +32,11 @@ ROUNDS = 12
 class Cluster:
     """One Sandbox with its pod and its Jobs. What is stored, and which pod has the files, is known here only."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, when_idle: bool) -> None:
         self.now, self.memory, self.keys = NOW, Memory(), {"uid-s": KEY}
-        self.sandbox = sandbox(parking=PARKING, workspaces={"mode": mode}, whenFinished="Retain")
+        self.reports: dict[str, ExecutorReport] = {}
+        parking = {**PARKING, "whenIdle": when_idle}
+        self.sandbox = sandbox(parking=parking, workspaces={"mode": mode}, whenFinished="Retain")
         self.pod: Json | None = None
         self.jobs: dict[str, Json] = {}
         self.nodes = {name: node(name) for name in ("n1", "n2")}
@@ -53,7 +58,8 @@ class Cluster:
         for each in objects:
             kind = each.get("kind", "Node")
             cache.put(kind, prune(kind, copy.deepcopy(each)))
-        return plan(observe(World(cache, CONFIG, self.now, self.memory, self.keys), self.sandbox))
+        world = World(cache, CONFIG, self.now, self.memory, self.keys, executors=self.reports)
+        return plan(observe(world, self.sandbox))
 
     def act(self, rounds: int = 1) -> Plan:
         planned = Plan()
@@ -74,6 +80,8 @@ class Cluster:
                 self.keys["uid-s"] = KEY
             case Create(body) if body["kind"] in ("Pod", "Job"):
                 self.create(copy.deepcopy(dict(body)))
+            case Patch(_, change):
+                self.set_running(change["spec"]["running"])
             case Delete(ref, uid, grace):
                 self.delete(ref.kind, ref.name, uid, at_once=grace == 0)
 
@@ -146,6 +154,10 @@ class Cluster:
         status = {"phase": how, "containerStatuses": [{"name": "parking", "state": state}]}
         job["pod"] = {"kind": "Pod", "metadata": metadata, "spec": {}, "status": status}
 
+    def has_been_idle(self, seconds: float, *, answered: bool = True) -> None:
+        """Its executor was asked, and reports that."""
+        self.reports["uid-s"] = ExecutorReport(self.now, idle_seconds=seconds, answered=answered)
+
     # What a person sees.
 
     def set_running(self, running: bool) -> None:
@@ -166,8 +178,8 @@ class Cluster:
         return self.pod is not None and "running" in str(self.pod["status"].get("containerStatuses"))
 
 
-def serving(mode: str = "Overlay") -> Cluster:
-    cluster = Cluster(mode)
+def serving(mode: str = "Overlay", *, when_idle: bool = False) -> Cluster:
+    cluster = Cluster(mode, when_idle)
     cluster.act(2)
     cluster.starts()
     cluster.act()
@@ -298,6 +310,51 @@ def test_park_again_while_files_come_back_deletes_the_pod() -> None:
     assert cluster.is_parked()
 
 
+def test_idle_sandbox_is_parked_and_not_again_as_soon_as_it_is_back() -> None:
+    cluster = serving(when_idle=True)
+    (asked,) = cluster.look().actions
+    assert isinstance(asked, AskExecutors)
+    (request,) = asked.requests
+    assert (request.address, request.is_pooled) == (cluster.pod["status"]["podIP"], False)  # type: ignore[index]
+    cluster.now += timedelta(seconds=1)
+    cluster.has_been_idle(100)
+    assert cluster.look() == Plan(requeue_seconds=800)
+    cluster.now += timedelta(seconds=800)
+    assert cluster.look().actions == (asked,)
+    cluster.has_been_idle(900, answered=False)
+    assert cluster.look() == Plan(requeue_seconds=30)
+    cluster.has_been_idle(900)
+    cluster.act(2)
+    assert (cluster.condition("Ready"), cluster.events[-2:]) == (("False", "Parking"), ["Idle", "Parking"])
+    cluster.act()
+    cluster.ends("s-park", "Succeeded")
+    cluster.act(2)
+    cluster.lose_pod()
+    cluster.now += timedelta(seconds=1)
+    cluster.set_running(True)
+    cluster.act(2)
+    cluster.starts()
+    cluster.act()
+    cluster.ends("s-unpark", "Succeeded")
+    cluster.act(2)
+    assert cluster.condition("Ready") == ("True", "Running")
+    assert [type(action) for action in cluster.look().actions] == [AskExecutors], "the old report is of another pod"
+
+
+def test_sandbox_that_is_parked_when_idle_does_not_end_itself_and_the_operator_may_ask_it() -> None:
+    config, rules = [], []
+    for when_idle in (False, True):
+        cluster = Cluster("Overlay", when_idle)
+        spec = SandboxSpec.model_validate(cluster.sandbox["spec"])
+        who = Identity("s", "lab", "uid-s", KEY, {}, "")
+        config.append(executor_config(who, spec, WorkspaceMode.OVERLAY, memory_bytes=None, disk_bytes=None))
+        seen = observe(World(Cache(), CONFIG, NOW, Memory(), {}), cluster.sandbox)
+        (policy_of_pod,) = missing_policy(seen, spec)
+        rules.append(operator_peer(CONFIG) in policy_of_pod.body["spec"]["ingress"][0]["from"])
+    assert [each["idleSeconds"] for each in config] == [900, 0]
+    assert rules == [False, True]
+
+
 class Lives(RuleBasedStateMachine):
     """A person, the cluster and the operator, in any order."""
 
@@ -310,9 +367,11 @@ class Lives(RuleBasedStateMachine):
         running=st.booleans(),
         rounds=st.integers(0, 3),
         accidents=st.sampled_from([False, False, False, True]),
+        when_idle=st.booleans(),
     )
-    def begin(self, begin: Callable[[], Cluster], running: bool, rounds: int, accidents: bool) -> None:
+    def begin(self, begin: Callable[[], Cluster], running: bool, rounds: int, accidents: bool, when_idle: bool) -> None:
         self.cluster, self.accidents = begin(), accidents
+        self.cluster.sandbox["spec"]["parking"]["whenIdle"] = when_idle
         self.a_person_sets_running(running, rounds)
 
     def may_lose_pod(self) -> bool:
@@ -340,6 +399,11 @@ class Lives(RuleBasedStateMachine):
         assert pod is not None
         assert self.accidents or self.cluster.files_in == pod["metadata"]["uid"], "Ready without its files"
         self.cluster.stored = False
+
+    @precondition(lambda self: self.cluster.is_running())
+    @rule(seconds=st.sampled_from([0, 900]), answered=st.booleans())
+    def its_executor_answers(self, seconds: int, answered: bool) -> None:
+        self.cluster.has_been_idle(seconds, answered=answered)
 
     @precondition(lambda self: any("pod" not in job for job in self.cluster.jobs.values()))
     @rule(how=st.sampled_from(["Succeeded", "Succeeded", "Failed"]), rounds=st.integers(0, 3))
