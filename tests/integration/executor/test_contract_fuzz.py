@@ -132,7 +132,7 @@ def test_document_lists_exactly_the_routes() -> None:
         if method != "parameters"
     }
     names = {"attempts": "{attempt}", "workspaces": "{workspace}", "processes": "{process}"}
-    served = {("GET", "/healthz"), ("GET", "/v1/health")}
+    served = {("GET", "/healthz"), ("GET", "/v1/health"), ("GET", "/v1/idle")}
     for method, pattern in routes.ROUTES:
         parts = pattern.split("/")
         filled = [names[parts[n - 1]] if part == "*" else part for n, part in enumerate(parts)]
