@@ -49,6 +49,7 @@ from agent_runtime.sandboxes.base import (
     WorkspaceLimit,
     WorkspaceSpec,
 )
+from rollout_api.cluster import job_tag
 from rollout_api.model import OnStale
 from rollout_api.records import (
     ArtifactsRecord,
@@ -354,18 +355,23 @@ class Attempt:
         lag = PolicyLag(context.newest_policy, None if keeps_stale else self._max_policy_lag)
         return Oversight(context.drain, lag, self._plugins, context.observer, self._situation())
 
+    def _assigned(self, rollout: Rollout) -> Assignment:
+        spec = self._context.job.spec
+        return Assignment(rollout, spec.agent, spec.sampling, self._context.watch, job_tag(self._context.record.uid))
+
     def _make_program(self, spec_of_program: ProgramSpec, workspace: Workspace, recorded: Sequence[Record]) -> Program:
-        rollout, spec, current = self._rollout, self._context.job.spec, self._context.current_model
+        current = self._context.current_model
 
         def model() -> Model:
             found = current()
             assert found is not None  # validation requires a model for this agent
             return found
 
+        assignment = self._assigned(self._rollout)
         return Program(
-            Assignment(rollout, spec.agent, spec.sampling, self._context.watch),
+            assignment,
             spec_of_program,
-            session=f"rollout-{rollout.index}-{self._number}",
+            session=f"{assignment.session}-{self._number}",
             model=model,
             workspace=workspace,
             journal=self._journal,
@@ -381,7 +387,7 @@ class Attempt:
             rollout = replace(rollout, task=act.task)
         snapshots = Snapshots(self._context.snapshots, spec.sandbox.snapshot_every_turns, recorded)
         return Turns(
-            Assignment(rollout, spec.agent, spec.sampling, self._context.watch),
+            self._assigned(rollout),
             tools=self._tools.tools if act is None else {act.name: act},
             model=self._context.current_model,
             workspace=workspace,

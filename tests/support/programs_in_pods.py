@@ -10,6 +10,7 @@ from typing import Any
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
+from rollout_api.cluster import job_tag
 from tests.support.cluster import Cluster, Job, Object, eventually
 from tests.support.runner_pods import kill_engine, live_runner
 from tests.support.talking_program import exported, one_conversation
@@ -78,7 +79,9 @@ def assert_nothing_was_lost_or_doubled(cluster: Cluster, namespace: str, job: Jo
         assert (result["attempt"], result["failedAttempts"], result["turns"]) == (0, [], turns), result
         assert (result["sandbox"]["mode"], result["tokenCapture"]) == (mode, "Tokens")
         (branch,) = _samples(job, result["index"])
-        assert exported(branch) == one_conversation(_served(cluster, namespace, f"rollout-{result['index']}-0"))
+        assert exported(branch) == one_conversation(
+            _served(cluster, namespace, f"{job_tag(job.uid)}rollout-{result['index']}-0")
+        )
 
 
 def _served(cluster: Cluster, namespace: str, session: str) -> Sequence[Any]:

@@ -4,10 +4,10 @@ engines really did, to compare the record with.
 
 import asyncio
 import json
-from collections import Counter
 
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
+from rollout_api.cluster import job_tag
 from rollout_api.records import Result
 from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Job, Object, eventually
 from tests.support.model_server import Server, quick_pods
@@ -75,13 +75,10 @@ def remember(server: Server, pod: str, truth: Truth) -> None:
 
 def wait_tokens(server: Server, rollouts: int, jobs: int = 1) -> None:
     """Wait until engines have sampled tokens for each of the rollouts of so many jobs."""
-    wanted = [f"rollout-{index}" for index in range(rollouts)]
 
     def working() -> bool | None:
         served = [one for entry in server.ready for one in server.ask_engine(entry["name"], "/_standin/served")]
-        # The sessions of two jobs have the same names, so the calls that run at once tell them apart.
-        begun = Counter(one["session"] for one in served if one["spans"] and (jobs == 1 or one["ended"] is None))
-        return all(begun[session] >= jobs for session in wanted) or None
+        return len({one["session"] for one in served if one["spans"]}) >= rollouts * jobs or None
 
     eventually(working, 120, server.describe)
 
@@ -103,14 +100,14 @@ def versions_in(reader: RunReader, result: Result, truth: Truth) -> list[int]:
     """
     [branch] = asyncio.run(reader.tokens(result.index))
     assert branch.logprobs is not None
-    ids, versions = branch.token_ids, list[int]()
+    ids, versions, tag = branch.token_ids, list[int](), job_tag(reader.job_file.uid)
     # A dead engine cannot be asked for its answers, but they can be computed: its weights determine each logprob.
     marks = {version: [0.0, *logprobs_by(version, ids[:1], ids[1:])] for version in POLICIES}
     for position in (position for position, mask in enumerate(branch.mask) if mask):
         logprob, version = branch.logprobs[position], int(branch.policy_versions[position] or -1)
         assert logprob == marks[version][position], (result.index, position)
         token = ids[position], logprob, version
-        assert token in truth.get((f"rollout-{result.index}", position), {token}), (result.index, position)
+        assert token in truth.get((f"{tag}rollout-{result.index}", position), {token}), (result.index, position)
         versions.append(version)
     assert versions == sorted(versions), "an older policy followed a newer one"
     return versions

@@ -47,11 +47,18 @@ class Assignment:
     sampling: Sampling
     watch: ModelWatch = field(default_factory=ModelWatch)
     """Watches all model calls of the run."""
+    run: str = ""
+    """`job_tag` of the run: routers keep a session on one server, and not the sessions of all runs on the same one."""
+
+    @property
+    def session(self) -> str:
+        """Return the name of the rollout at model servers (`ModelRequest.session`)."""
+        return f"{self.run}rollout-{self.rollout.index}"
 
     @property
     def model_group(self) -> str:
         """Return the key that all calls of the rollout's group share (`ModelRequest.group`)."""
-        return f"group-{self.rollout.index - self.rollout.member}"
+        return f"{self.run}group-{self.rollout.index - self.rollout.member}"
 
 
 @dataclass(frozen=True)

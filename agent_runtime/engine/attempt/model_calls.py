@@ -115,7 +115,7 @@ class ModelCalls:
         self._health = CallHealth()
         self._cut_off = False
         """The latest call was cancelled before its answer."""
-        self._session = f"rollout-{assignment.rollout.index}"
+        self._session = assignment.session
 
     async def trouble(self) -> ModelError | None:
         """Return why the cancelled call had no answer; None if no call was cancelled, or the model was only slow."""

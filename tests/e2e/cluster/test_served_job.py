@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rollout_api.cluster import MODEL_SERVER_LABEL, own_model_server_name
+from rollout_api.cluster import MODEL_SERVER_LABEL, job_tag, own_model_server_name
 from tests.support.cluster import OPERATOR_NAMESPACE, Cluster, Job, Object, eventually
 from tests.support.model_server import NAME, Server, standin_spec
 from tests.support.served_jobs import (
@@ -73,7 +73,7 @@ def test_every_token_has_its_version_when_operator_and_engine_die(
         assert result.policy_versions == sorted({str(version) for version in versions})
         seen.update(versions)
     assert seen == set(POLICIES)
-    assert {session for session, _ in truth} >= {f"rollout-{result.index}" for result in results}
+    assert {session for session, _ in truth} >= {f"{job_tag(job.uid)}rollout-{result.index}" for result in results}
     job.delete()
     assert server.found is not None, "it belongs to nobody's job"
 

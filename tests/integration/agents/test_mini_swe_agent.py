@@ -44,7 +44,7 @@ async def test_mini_swe_agent_continues_when_its_runners_are_killed(tmp_path: Pa
     to_kill, begun = list(KILLED_IN), asyncio.Event()
 
     def script(prompt: Prompt) -> Answer | None:
-        if prompt.session == "rollout-0-0" and to_kill and prompt.turn == to_kill[0]:
+        if prompt.session.endswith("rollout-0-0") and to_kill and prompt.turn == to_kill[0]:
             del to_kill[0]
             server.faults.hang_after = 3
             begun.set()

@@ -68,7 +68,7 @@ class Recorder:
             yield self
 
     def of(self, session: str) -> list[Sampled]:
-        return [one for one in self.sampled if one.session == session]
+        return [one for one in self.sampled if f"-{one.session}".endswith(f"-{session}")]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if request.path.endswith(tuple(self.hidden)):

@@ -151,8 +151,8 @@ class VllmStandIn:
         await self.start()
 
     def served_in(self, session: str) -> list[Request]:
-        """Return the record of one session."""
-        return [request for request in self.served if request.session == session]
+        """Return the record of one session. A run has its tag before the names of its sessions."""
+        return [request for request in self.served if f"-{request.session}".endswith(f"-{session}")]
 
 
 @web.middleware
