@@ -236,12 +236,16 @@ class ContentFiltered(ConversationRefused):
     """The server's content filter refuses the conversation."""
 
 
+TOKEN_CAPTURES: Final = ("TextOnly", "Chat", "Tokens")
+"""Ways to record token ids. A server that supports one also supports those before it."""
+
+
 class Model(Protocol):
     """A source of answers."""
 
     name: str
     token_capture: str
-    """How token ids are recorded: Tokens | Chat | TextOnly."""
+    """How token ids are recorded, one of TOKEN_CAPTURES."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return one answer. Raises ModelError, ContextExceeded, ContentFiltered; cancelling it closes the connection."""

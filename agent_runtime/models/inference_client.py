@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypedDict, Unpack
 
-from agent_runtime.models.answers import arrived, check_tokens
+from agent_runtime.models.answers import REPEAT_PAUSES, arrived, check_tokens
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest, RequestRefused
 from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.providers.completions import complete_text, prompt_body
@@ -145,6 +145,17 @@ class InferenceClient:
 
     async def check(self) -> None:
         """Check that the model is served, and choose how token ids are recorded. Raises ModelError."""
+        for pause in (*REPEAT_PAUSES, None):
+            try:
+                await self._check()
+            except ModelError as error:
+                if pause is None or error.reason != "Interrupted":
+                    raise
+                await asyncio.sleep(pause)
+            else:
+                return
+
+    async def _check(self) -> None:
         await self._chat.check()
         self.token_capture = self._chat.token_capture
         if self.token_capture == "Chat":

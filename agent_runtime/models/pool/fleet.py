@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelError
+from agent_runtime.models.base import TOKEN_CAPTURES, ContentFiltered, ContextExceeded, ModelError
 from agent_runtime.models.pool.admission_queue import Places
 from agent_runtime.models.pool.gate import PolicyGate
 from agent_runtime.models.pool.server import STALL_SECONDS, Engine, LoadReader, Server, identity
@@ -231,7 +231,11 @@ class Fleet:
         with contextlib.suppress(TimeoutError, ModelError, ContextExceeded, ContentFiltered):
             async with asyncio.timeout(ANSWER_SECONDS):
                 await server.engine.check()
-            if self._capture in (None, server.engine.token_capture):
+            found = server.engine.token_capture
+            if self._capture is not None:
+                # All servers record in the same way, also one that can do more than the server that was checked first.
+                server.engine.token_capture = self._capture
+            if self._capture is None or TOKEN_CAPTURES.index(found) >= TOKEN_CAPTURES.index(self._capture):
                 server.away = None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agent_runtime.models.answers import check_tokens
-from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, is_given_up
+from agent_runtime.models.base import RATE_LIMITED, ContextExceeded, ModelError, ModelReply, is_given_up
 from agent_runtime.models.http_client import CallOptions, JsonClient, StreamBroken
 from agent_runtime.models.refusals import final_refusal
 from agent_runtime.models.token_exact.answer_text import Stops
@@ -22,6 +22,8 @@ PROBE: Message = {"role": "user", "content": "Say ok."}
 PROBE_TOKENS = 8
 MOST_OVER_LIMIT = 1024
 """Tokens over the requested limit that are accepted: a server may sample several tokens in a step."""
+PASSING: Final = frozenset({"Interrupted", "NotReady", "OtherPolicy", "Timeout", "Unreachable", RATE_LIMITED})
+"""Reasons of failures in which a server that has the routes may fail too."""
 ANSWERS = ("ok", "no")
 """Two answers without a common token, for any tokenizer."""
 _EXPECTED: Final = ("choices", "token ids and logprobs of one choice")
@@ -245,7 +247,10 @@ class TokenRoutes:
             return self._facts
 
     async def trial(self, options: CallOptions) -> str | None:
-        """Check that the routes exist and are compatible. Return None, or the problem."""
+        """Check that the routes exist and are compatible. Return None, or the problem.
+
+        Raises ModelError for a failure that says nothing about the routes.
+        """
         body = {"model": self._name, "messages": [PROBE], "max_tokens": PROBE_TOKENS}
         progress = Progress()
         try:
@@ -258,6 +263,8 @@ class TokenRoutes:
             closed = await self._closed(ANSWERS[0], options)
             whole = await self._rendered([PROBE, {"role": "assistant", "content": ANSWERS[0]}, PROBE], options)
         except (ModelError, ContextExceeded) as error:
+            if isinstance(error, ModelError) and error.reason in PASSING:
+                raise
             return str(error)
         if facts.end_of_turn is None:
             return "its chat template closes an answer without a token"

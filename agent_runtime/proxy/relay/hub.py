@@ -13,6 +13,7 @@ from typing import Any, Final
 from aiohttp import WSMsgType, web
 
 from agent_runtime.models.base import (
+    TOKEN_CAPTURES,
     ContentFiltered,
     ContextExceeded,
     ModelError,
@@ -265,7 +266,7 @@ class Hub:
 
     def _changed(self) -> None:
         given = {worker.hello.token_capture for worker in self._workers.values()}
-        self.token_capture = next((least for least in ("TextOnly", "Chat", "Tokens") if least in given), "TextOnly")
+        self.token_capture = next((least for least in TOKEN_CAPTURES if least in given), TOKEN_CAPTURES[0])
 
     async def _greeted(self, socket: web.WebSocketResponse) -> _Worker:
         async with asyncio.timeout(_HELLO_SECONDS):

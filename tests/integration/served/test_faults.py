@@ -9,7 +9,7 @@ from agent_runtime.models.pool import fleet as fleet_module
 from agent_runtime.models.pool import server
 from agent_runtime.models.pool.routing import preference
 from agent_runtime.models.token_exact.routes import Progress
-from tests.integration.served.fleet import PATIENCE_SECONDS, Fleet, ask, assert_made_as_recorded, call, until
+from tests.integration.served.fleet import PATIENCE_SECONDS, Fleet, StandIn, ask, assert_made_as_recorded, call, until
 
 
 async def begun(fleet: Fleet) -> list[int]:
@@ -36,6 +36,34 @@ async def test_a_server_that_is_killed_loses_no_call_and_no_token(fleet: Fleet) 
     begun = {r["session"]: len(r["prompt_ids"]) for s in fleet.servers[1:] for r in await s.get("/_standin/served")}
     grown = [begun[f"rollout-{n}"] - len(reply.prompt_token_ids or []) for n, reply in enumerate(replies)]
     assert max(grown) > 0, "what had arrived was not sampled again"
+
+
+async def test_server_that_is_killed_during_the_check_does_not_decide_what_the_others_record(fleet: Fleet) -> None:
+    await fleet.start(2, "--tokens-per-second", "15")
+    checking = asyncio.create_task(fleet.model.check())
+    asked: list[StandIn] = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not asked:
+            for server in fleet.servers:
+                served = await server.get("/_standin/served")
+                asked += [server for record in served if "generate" in record["route"] and len(record["ids"]) >= 2]
+    asked[0].kill()
+    await checking
+    assert fleet.model.token_capture == "Tokens"
+
+
+async def test_server_that_can_record_more_than_the_others_is_used_again_after_a_failure(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "PROBE_SECONDS", 0.3)
+    await fleet.start(1)
+    await fleet.model.check()
+    (only,) = fleet.model._places.servers.values()
+    fleet.model._capture = only.engine.token_capture = "Chat"  # as if its engine had been upgraded since
+    only.leave("it failed")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        reply = await fleet.model.complete(call(0, 3))
+    assert (only.engine.token_capture, reply.completion_token_ids is not None) == ("Chat", True)
 
 
 async def test_finished_answer_is_not_continued_when_only_its_end_was_lost(fleet: Fleet) -> None:
