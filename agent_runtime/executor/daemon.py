@@ -22,6 +22,7 @@ from agent_runtime.executor.overlay import open_host
 from agent_runtime.executor.overlay.hosts import Host
 from agent_runtime.executor.routes.application import Application
 from agent_runtime.executor.sandbox import Sandbox, empty
+from agent_runtime.executor.timing import leave_out_standstills
 
 # Ten times Python's default threshold: a collection every few hundred commands instead of every few dozen, for some
 # megabytes.
@@ -130,7 +131,7 @@ class Daemon:
             return None
         if activity.at_work:
             return float(allowed)
-        return activity.last + allowed - time.monotonic()
+        return activity.last + allowed - asyncio.get_running_loop().time()
 
     def _write_ready_file(self, address: str) -> None:
         path = self._config.ready_file
@@ -179,6 +180,7 @@ async def serve(config: ExecutorConfig) -> End:
     """Open the host and run; return as `Daemon.run`. Raises HostFailure if the requested mode is
     unavailable, and OSError.
     """
+    leave_out_standstills()
     # This comes first, because it refuses a state folder that another executor uses.
     host, mode_reason = await open_host(config.host)
     # Few objects created from here on are cyclic garbage, so collect less often, and skip the objects that exist now.

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import os
 import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping, Set
 from typing import Any
 
@@ -259,7 +258,7 @@ class Sandbox:
         """Return for how long no request was at work and no command ran."""
         processes = (process for entry in self.workspaces.values() for process in entry.processes.values())
         last = max(self.activity.last, *(process.last_alive for process in processes))
-        return 0.0 if self.activity.at_work else max(0.0, time.monotonic() - last)
+        return 0.0 if self.activity.at_work else max(0.0, asyncio.get_running_loop().time() - last)
 
     def workspace(self, workspace_id: str) -> WorkspaceEntry:
         """Return a workspace. Raises NotFound."""
@@ -441,7 +440,7 @@ class Activity:
 
     def __init__(self) -> None:
         self.at_work = 0
-        self.last = time.monotonic()
+        self.last = asyncio.get_running_loop().time()
         self.limit_seconds: float | None = None
         """Idle time that the last request allowed, if it did."""
         self.limited = asyncio.Event()
@@ -460,7 +459,7 @@ class Activity:
     def end(self) -> None:
         """End the request: it was answered, or its caller has disconnected."""
         self.at_work -= 1
-        self.last = time.monotonic()
+        self.last = asyncio.get_running_loop().time()
 
 
 def empty(folder: str) -> None:

@@ -5,7 +5,8 @@ and waiting for a change with a time limit, cheaper than asyncio's conditions an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 TICK_SECONDS = 5.0
@@ -28,6 +29,37 @@ class WorkingTime:
             self._stood_still += now - self._read_at
         self._read_at = now
         return now - self._stood_still
+
+
+def leave_out_standstills() -> None:
+    """Make the running loop's clock a `WorkingTime`, so that none of its timers expires because this process stood still."""
+    loop = asyncio.get_running_loop()
+    loop.time = WorkingTime(loop.time)  # type: ignore[method-assign]
+
+    def read() -> None:
+        loop.call_later(TICK_SECONDS, read)
+
+    read()
+
+
+@contextlib.asynccontextmanager
+async def working_timeout(seconds: float) -> AsyncIterator[WorkingTime]:
+    """Like `asyncio.timeout`, but by a `WorkingTime`, which it yields."""
+    loop, clock = asyncio.get_running_loop(), WorkingTime()
+    ends = clock() + seconds
+    async with asyncio.timeout(None) as timeout:
+
+        def look() -> None:
+            if (left := ends - clock()) > 0:
+                timers[:] = [loop.call_later(min(left, TICK_SECONDS), look)]
+            else:
+                timeout.reschedule(loop.time())
+
+        timers: list[asyncio.Handle] = [loop.call_soon(look)]
+        try:
+            yield clock
+        finally:
+            timers[0].cancel()
 
 
 class Notifier:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import aiohttp
 from yarl import URL
 
+from agent_runtime.executor.timing import working_timeout
 from agent_runtime.models.answers import whole
 from agent_runtime.models.base import RATE_LIMITED, CallHealth, ModelConfigError, ModelError
 from agent_runtime.models.refusals import error_text, final_refusal, is_error, refusal, status_of_error
@@ -165,11 +166,11 @@ class JsonClient:
         headers = options.headers if salt is None else {**options.headers, POLICY_VERSION_HEADER: str(salt)}
         seconds, health = options.seconds, options.health
         failures = 0
-        started, lost_before = time.monotonic(), health.lost_seconds
-        last_start = started + (1 - LAST_SHARE) * seconds
+        lost_before = health.lost_seconds
         reason, failure = "Timeout", "no answer came"
         try:
-            async with asyncio.timeout(seconds):
+            async with working_timeout(seconds) as now:
+                started = now()
                 while True:
                     retry_after = None
                     try:
@@ -189,13 +190,13 @@ class JsonClient:
                     failures += 1
                     health.note(f"{reason}: {failure}")
                     delay = retry_delay(failures, retry_after, now=time.time(), jitter=random.random())
-                    left = last_start - time.monotonic()
+                    left = started + (1 - LAST_SHARE) * seconds - now()
                     if failures == options.tries or left <= 0:
                         raise ModelError(
                             reason, f"{self.base_url} failed {failures} time{'s' * (failures > 1)}, last with {failure}"
                         )
                     await asyncio.sleep(min(delay, left))
-                    health.lost_seconds = lost_before + time.monotonic() - started
+                    health.lost_seconds = lost_before + now() - started
         except TimeoutError:
             after = f" after {failures} failures, the last: {failure}" if failures else ""
             raise ModelError(

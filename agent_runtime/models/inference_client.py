@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypedDict, Unpack
 
+from agent_runtime.executor.timing import working_timeout
 from agent_runtime.models.answers import REPEAT_PAUSES, arrived, check_tokens
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest, RequestRefused
 from agent_runtime.models.http_client import CallOptions, JsonClient
@@ -98,7 +99,7 @@ class InferenceClient:
         given = engine.get("progress")
         progress = given or Progress()
         try:
-            async with asyncio.timeout(self._seconds):
+            async with working_timeout(self._seconds):
                 return await turn.run(progress, engine.get("on_tokens"), own=given is None)
         except TimeoutError:
             after = f"; the latest failure: {request.health.failing}" if request.health.failing else ""

@@ -10,7 +10,6 @@ import os
 import signal
 import struct
 import termios
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -61,7 +60,7 @@ class Process:
         self._exited_at: float | None = None
         self._ended_at: float | None = None
         self.last_alive = math.inf
-        """Monotonic time of its end; infinite before."""
+        """When it ended, by the loop's clock; infinite before."""
         self._cause: str | None = None
         self._child: Command | None = None
         self._ends: dict[str, OutputEnd] = {}
@@ -307,7 +306,7 @@ class Process:
         if self.is_ended:
             return
         self._ended_at = self._exited_at or self._now()
-        self.last_alive = time.monotonic()
+        self.last_alive = asyncio.get_running_loop().time()
         if self._timer is not None:
             self._timer.cancel()
         if self._input is not None:

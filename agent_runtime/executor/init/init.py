@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import termios
+from collections import Counter
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -26,6 +27,8 @@ from agent_runtime.executor.init.channel import Channel, Message, close_all
 from agent_runtime.executor.init.commands import SubreaperState, WorkspaceSettings
 
 _BACKLOG = 128
+# Stops of one child after which a tool must be the cause. A suspension has two; a command has rarely many of these.
+_MOST_STOPS = 100
 # The number of init's message about its own failure. Requests have numbers from 1 to 2**32 - 2.
 CRASHED = 2**32 - 1
 
@@ -44,6 +47,7 @@ class Init:
         self._helpers: dict[int, int] = {}
         self._waiting: set[int] = set()
         self._busy: set[int] = set()
+        self._continued: Counter[int] = Counter()
         self._poll = select.poll()
 
     def serve(self) -> NoReturn:
@@ -170,10 +174,10 @@ class Init:
                 break
             self._read_notes()
             if os.WIFSTOPPED(status):
-                # Only a tool can stop our children. A stopped one can neither start commands nor report, so kill all.
                 if pid in self._helpers or pid in self._subreapers():
-                    self._kill_all()
+                    self._continue(pid)
                 continue
+            self._continued.pop(pid, None)
             number = self._helpers.pop(pid, 0) or self._state.pid_table[pid]
             self._state.pid_table[pid] = 0
             self._busy.discard(pid)
@@ -185,6 +189,17 @@ class Init:
                 self._channel.send(number, {"lost": int(signal_number)})
         if orphaned:
             processes.kill_below(self._proc, os.getpid(), spared=frozenset({*self._helpers, *self._subreapers()}))
+
+    def _continue(self, pid: int) -> None:
+        """Continue a child that was stopped: it can neither start commands nor report. A batch system stops all processes
+        of a job (SIGTSTP, SIGSTOP), perhaps its children before this one; a tool that stops them again and again ends
+        its workspace's processes.
+        """
+        self._continued[pid] += 1
+        if self._continued[pid] > _MOST_STOPS:
+            self._kill_all()
+        else:
+            processes.send(pid, signal.SIGCONT)
 
     def _subreapers(self) -> set[int]:
         return self._waiting | self._busy

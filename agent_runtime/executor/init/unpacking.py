@@ -24,6 +24,27 @@ Ancestors = Literal["refuse", "replace", "follow"]
 """Handling of a link or file in place of a member's folder. `follow` follows links and refuses files."""
 
 _LATEST = (2**63 - 1) * SECOND
+_ZEROS = bytes(4096)  # a block of common file systems
+
+
+def _write_with_holes(target: int, block: bytes) -> None:
+    """Write a block at the end of a file, with holes for pages of zeros. A tar has no holes, and a workspace may use less
+    disk than the sizes of its files.
+    """
+    view, start = memoryview(block), 0
+    while start < len(block):
+        end = start
+        while end < len(block) and block.startswith(_ZEROS[: len(block) - end], end):
+            end = min(end + len(_ZEROS), len(block))
+        if end > start:
+            os.lseek(target, end - start, os.SEEK_CUR)
+        else:
+            hole = block.find(_ZEROS, start)
+            # Holes begin at a page: a run of zeros that does not is written up to the next one.
+            end = len(block) if hole < 0 else min(len(block), -(-max(hole, 1) // len(_ZEROS)) * len(_ZEROS))
+            while start < end:
+                start += os.write(target, view[start:end])
+        start = end
 
 
 def time_of(member: tarfile.TarInfo) -> int:
@@ -184,9 +205,8 @@ class Target:
         )
         try:
             while block := content.read(COPY_BYTES):
-                view = memoryview(block)
-                while view:
-                    view = view[os.write(target, view) :]
+                _write_with_holes(target, block)
+            os.ftruncate(target, os.lseek(target, 0, os.SEEK_CUR))
             self._own(parent, name, member)
             os.fchmod(target, member.mode & 0o7777)
             # After the owner, because changing it removes capabilities.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import sys
 import time
@@ -58,6 +59,7 @@ _NEAR_REST_FACTOR = 3
 # Counting time depends on the number of files, and a shared disk changes all the time. So counting pauses like
 # measuring, but never longer than this, because nothing is counted during a pause.
 _COUNT_REST_SECONDS = 1.0
+_STOPPED_SECONDS = 5.0
 KILLED = "OOMKilled"
 
 
@@ -76,6 +78,9 @@ class _Observation:
     is_over: bool = False
     counting: asyncio.Task[None] | None = None
     stopped_at: int = 0
+    """Bytes of disk that it used when it was stopped last."""
+    init_stopped_at: float = math.inf
+    """When its init was first seen stopped; infinite while it runs."""
 
 
 class Watch:
@@ -239,13 +244,16 @@ class Watch:
 
     def _check(self, workspace: Workspace, used: int) -> None:
         everything = all_processes(workspace.proc)
+        observation, now = self._observations[workspace], asyncio.get_running_loop().time()
         if any(process.pid == workspace.inner_init and process.state == "T" for process in everything):
-            if workspace not in self._stopping:
+            # When all processes of a job are stopped or continued, this one may run while its init stands still.
+            observation.init_stopped_at = min(observation.init_stopped_at, now)
+            if now - observation.init_stopped_at > _STOPPED_SECONDS and workspace not in self._stopping:
                 message = f"workspace {workspace.spec.id!r} has ended: a tool stopped its init, which is not allowed"
                 self._stop(workspace, workspace.fail(workspace.unasked_end, message))
-            return
+        else:
+            observation.init_stopped_at = math.inf
         running = descendants(everything, workspace.inner_init)
-        observation = self._observations[workspace]
         tools = tools_of(running, workspace.inner_init)
         count = sum(process.threads for process in tools)
         self._share_processors(workspace, observation, tools, count)

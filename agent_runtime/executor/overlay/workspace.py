@@ -57,7 +57,7 @@ class Command:
         self._watcher: Watcher | None = watcher
         self._cause: str | None = None
         # The time of the request; None when it is decided whether the command was started.
-        self.asked_at: float | None = time.monotonic()
+        self.asked_at: float | None = asyncio.get_running_loop().time()
 
     def handle(self, message: Message, descriptors: list[int]) -> None:
         """Handle a message of its subreaper or init: it has started, failed to start, or ended. A short command reports
@@ -310,7 +310,7 @@ class Workspace:
         try:
             command.asked_at = math.inf
             await self.pause.wait()
-            command.asked_at = time.monotonic()
+            command.asked_at = asyncio.get_running_loop().time()
             await self._awake()
             if number not in self._commands:
                 return  # it has ended meanwhile, with all processes or with its workspace
@@ -328,7 +328,7 @@ class Workspace:
 
     def end_unreported(self) -> None:
         """End commands whose start was not reported for too long."""
-        latest = time.monotonic() - _ANSWER_SECONDS
+        latest = asyncio.get_running_loop().time() - _ANSWER_SECONDS
         for command in self._commands.values():
             if command.asked_at is not None and command.asked_at < latest:
                 command.asked_at = math.inf

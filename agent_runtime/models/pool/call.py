@@ -98,6 +98,10 @@ class Call:
         """Return the seconds since the last token of any attempt, by the call's own clock."""
         return self.clock(now) - self._token_at
 
+    def excuse(self, seconds: float) -> None:
+        """Do not count so many seconds as silence."""
+        self._token_at += seconds
+
     def failed(self, server: str, why: str) -> None:
         self.avoided.add(server)
         self.failures += 1

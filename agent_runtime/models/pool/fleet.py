@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agent_runtime.executor.timing import WorkingTime
 from agent_runtime.models.base import TOKEN_CAPTURES, ContentFiltered, ContextExceeded, ModelError
 from agent_runtime.models.pool.admission_queue import Places
 from agent_runtime.models.pool.gate import PolicyGate
@@ -118,8 +119,10 @@ class Fleet:
         """Handle a change of the gate."""
         raise NotImplementedError
 
-    def _end_silent_calls(self, now: float) -> None:
-        """End calls at servers that have stalled. Called ten times a second."""
+    def _end_silent_calls(self, now: float, stood_still: float) -> None:
+        """End calls at servers that have stalled. Called ten times a second, with the seconds that this process has stood
+        still since the last time, which are no silence.
+        """
         raise NotImplementedError
 
     async def _follow(self) -> None:
@@ -178,10 +181,11 @@ class Fleet:
             await server.engine.close()
 
     async def _check(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, clock = asyncio.get_running_loop(), WorkingTime()
         while True:
+            before, working_before = loop.time(), clock()
             await asyncio.sleep(CHECK_SECONDS)
-            now = loop.time()
+            now, working = loop.time(), clock()
             if self._gate.acknowledges(now):
                 self.on_acknowledged()
             can_be_judged = self._gate.is_open and now <= self._gate.good_until
@@ -190,7 +194,7 @@ class Fleet:
                     server.leave(f"{server.name} has produced no token for {STALL_SECONDS:g} s")
             self._places.admit()
             self._refuse_where_empty(now)
-            self._end_silent_calls(now)
+            self._end_silent_calls(now, stood_still=now - before - (working - working_before))
 
     def _refuse_where_empty(self, now: float) -> None:
         if not self._places.is_open or self._places.available:

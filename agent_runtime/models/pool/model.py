@@ -253,8 +253,9 @@ class ServedModel(Fleet):
             else:
                 call.hold(now)
 
-    def _end_silent_calls(self, now: float) -> None:
+    def _end_silent_calls(self, now: float, stood_still: float) -> None:
         for call in self._running:
+            call.excuse(stood_still)
             if call.stream is not None and call.silent_seconds(now) > CALL_SECONDS:
                 call.stream.reschedule(0)
 

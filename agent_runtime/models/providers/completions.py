@@ -3,10 +3,10 @@
 vLLM, vllm/entrypoints/openai/completion: `return_token_ids` adds ids to the choice, including those of the prompt.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agent_runtime.executor.timing import working_timeout
 from agent_runtime.models.answers import arrived
 from agent_runtime.models.base import AnswerAborted, ModelError, ModelReply, is_given_up
 from agent_runtime.models.chat_parts import AnswerParts
@@ -42,7 +42,7 @@ async def complete_text(
             return parts.reply()
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     try:
-        async with asyncio.timeout(options.seconds), client.stream(PATH, body, options) as events:
+        async with working_timeout(options.seconds), client.stream(PATH, body, options) as events:
             async for event in events:
                 options.health.on_tokens(1)
                 if piece := parts.add(event):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from agent_runtime.executor.timing import working_timeout
 from agent_runtime.models.answers import arrived, heard
 from agent_runtime.models.base import (
     AnswerAborted,
@@ -134,7 +135,7 @@ class OpenAIEndpoint:
         parts = ChatParts(self._client.base_url)
         body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         try:
-            async with asyncio.timeout(options.seconds), self._client.stream(PATH, body, options) as events:
+            async with working_timeout(options.seconds), self._client.stream(PATH, body, options) as events:
                 async for event in events:
                     options.health.on_tokens(1)
                     piece = parts.add(event)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from aiohttp import WSMsgType, web
 
+from agent_runtime.executor.timing import working_timeout
 from agent_runtime.models.base import (
     TOKEN_CAPTURES,
     ContentFiltered,
@@ -189,7 +190,7 @@ class Hub:
     async def complete_prompt(self, prompt: Prompt | None, request: ModelRequest) -> ModelReply:
         """See `PromptModel.complete_prompt`; uses workers that accept prompts. Raises RequestRefused if there are none."""
         try:
-            async with asyncio.timeout(self._call_seconds):
+            async with working_timeout(self._call_seconds):
                 return await self._answered(request, prompt)
         except TimeoutError:
             raise ModelError("Timeout", f"no worker has answered within {self._call_seconds:g} s") from None

@@ -1,6 +1,5 @@
 """A tool of an MCP server as one of our tools."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import CONNECTION_CLOSED, CallToolRequest, CallToolRequestParams, CallToolResult, InitializeResult
 from pydantic import ValidationError
 
+from agent_runtime.executor.timing import working_timeout
 from agent_runtime.sandboxes.base import ProcessStatus
 from agent_runtime.tools.base import ToolContext, ToolError, ToolResult, live_processes
 from agent_runtime.tools.mcp.http import HttpSession
@@ -49,7 +49,7 @@ class McpTool:
         request = CallToolRequest(params=CallToolRequestParams(name=self._tool, arguments=dict(arguments)))
         answer: CallToolResult | MCPError | ValidationError
         try:
-            async with asyncio.timeout(seconds), self._session(context) as session:
+            async with working_timeout(seconds), self._session(context) as session:
                 # Do not raise it here, because the SDK's task group would wrap it.
                 try:
                     answer = await session.send_request(request, CallToolResult)

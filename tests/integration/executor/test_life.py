@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -96,6 +97,24 @@ async def test_executor_ends_when_it_can_create_no_more_workspaces(
 
 def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
+async def test_suspension_of_all_processes_ends_no_command(mode: str, start_executor: Any, connect: Any) -> None:
+    """As batch systems suspend jobs: every process gets SIGTSTP, SIGSTOP and SIGCONT, and each may be the first."""
+    executor = start_executor(mode)
+    async with connect(executor) as client:
+        running = [asyncio.create_task(client.out(f"sleep 2; echo {number}")) for number in range(4)]
+        await asyncio.sleep(1)
+        found = [executor.process.pid]
+        for pid in found:
+            found += children_of(pid)
+        for number in (signal.SIGTSTP, signal.SIGSTOP, signal.SIGCONT):
+            for pid in found if number == signal.SIGCONT else reversed(found):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            await asyncio.sleep(0.3)
+        assert await asyncio.gather(*running) == [f"{number}\n" for number in range(4)]
 
 
 async def until_made(client: Any, name: str) -> None:

@@ -407,11 +407,10 @@ async def test_a_tool_that_kills_its_subreaper_only_ends_its_own_command(either:
 async def test_a_tool_cannot_stall_its_workspace_by_stopping_helpers(masked: Inside) -> None:
     """Otherwise a policy could turn its own failure into an infrastructure failure, and get another attempt."""
     workspace = await masked.make()
+    # A batch system that suspends a job stops subreapers too, so a stop alone is no offence.
     for _ in range(5):
-        command, output = await start(workspace, "kill -STOP $PPID; sleep 2000")
-        ended = await asyncio.wait_for(command.exited, 20)
-        assert (ended.code, ended.signal) == (None, signal.SIGKILL)
-        await read_all(output)
+        done = await asyncio.wait_for(run(workspace, "kill -STOP $PPID; sleep 0.1; echo on"), 20)
+        assert (done.ok, done.output) == (True, "on\n")
     stopper = "import os, signal\nwhile True:\n    os.kill(-1, signal.SIGSTOP)"
     command, output = await start(workspace, [_PYTHON, "-c", stopper])
     assert (await asyncio.wait_for(command.exited, 20)).signal == signal.SIGKILL

@@ -10,6 +10,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from agent_runtime.executor.host import Limits
 from agent_runtime.executor.overlay.config import HostConfig
 from agent_runtime.executor.overlay.workspace import Workspace
 from tests.integration.executor_workspaces.conftest import opened
@@ -161,6 +162,16 @@ async def test_file_named_like_a_deletion_mark_is_kept_and_deletes_nothing(overl
     await write(other, "/tree/kept", b"y")
     await put(other, "restore", await get(one, "snapshot"))
     assert (await run(other, "ls -A /tree; cat /tree/.wh*")).output == ".wh..wh..opq\n.wh.kept\nkept\nxx"
+
+
+async def test_restored_file_needs_no_more_disk_than_it_did(overlay: Inside) -> None:
+    one, other = await overlay.make(), await overlay.make(limits=Limits(disk_bytes=16 << 20))
+    written = "truncate -s 12M $f && for n in 0 1000 3071; do echo $n | dd of=$f bs=4096 seek=$n conv=notrunc; done"
+    done = await run(one, f"mkdir /tree && cd /tree && for f in 1 2 3 4; do {written}; done")
+    assert done.ok, done.output
+    await put(other, "restore", await get(one, "snapshot"))
+    sums = [(await run(each, "sha256sum /tree/*; du -k /tree/*")).output for each in (one, other)]
+    assert sums[0] == sums[1]
 
 
 async def test_a_plain_restore_follows_no_link_that_tools_planted(plain: Inside, tmp_path: Path) -> None:
