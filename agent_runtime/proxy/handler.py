@@ -93,7 +93,8 @@ class Handler:
                 case TurnPath():
                     reply = await self._delivery_report(request, target)
                 case PlainPath("health"):
-                    reply = json_reply(200, {"status": "ok", **(self._admin.health() if self._admin else {})})
+                    health = {"status": "ok", **(self._admin.health() if self._admin else {})}
+                    reply = json_reply(200, health, self._sessions.proof(request.headers))
                 case PlainPath("metrics") if (text := self._meter.exposition()) is not None:
                     reply = Reply(200, {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}, text)
                 case _:

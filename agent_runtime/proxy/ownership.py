@@ -28,8 +28,8 @@ from agent_runtime.proxy.http import Incoming, Reply
 from agent_runtime.proxy.keys import matches
 from agent_runtime.proxy.metrics import Meter
 from agent_runtime.proxy.peers import MISDIRECTED, PeerLost, Peers
-from agent_runtime.proxy.session import Session, SessionSettings
-from agent_runtime.proxy.sessions import Owner, check_key, ended, unknown_key
+from agent_runtime.proxy.session import Session, SessionSettings, ended
+from agent_runtime.proxy.sessions import Owner, check_key, unknown_key
 from agent_runtime.recording.attempt_folder import AttemptFolder, Claim
 from agent_runtime.recording.epoch_log import EpochLog, Superseded
 from agent_runtime.recording.segments import RecordCorrupt, json_bytes
@@ -167,6 +167,10 @@ class StoredSessions:
         """See `Sessions.of_replica`."""
         held = self._held.get(session)
         return held.session if held is not None and self._peers.sent(headers, held.session.settings) else None
+
+    def proof(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """See `Sessions.proof`."""
+        return self._peers.proof(headers, self.address)
 
     async def find(self, session: str, key: str | None) -> Session | Owner:
         held = self._held.get(session)

@@ -1,11 +1,14 @@
 """Requests forwarded to the replica that owns their session, and detection of its failure.
 
-A model may take minutes to answer, so the owner's `/health` is polled while a request waits.
+A model may take minutes to answer, so the owner's `/health` is polled while a request waits. An address may belong to
+another program by now, which must get no key and no prompt, so each answer of `/health` proves that it is a replica's.
 """
 
 import asyncio
 import contextlib
 import hmac
+import math
+import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,7 +40,11 @@ TURN: Final = "x-session-proxy-turn"
 MISDIRECTED: Final = 421
 """Another replica owns the session (RFC 9110, 421 Misdirected Request)."""
 
+_CHALLENGE: Final = "x-session-proxy-challenge"
+_PROOF: Final = "x-session-proxy-proof"
+
 _ASK_SECONDS: Final = 1.0
+"""Interval of the requests to `/health`, and how long an answer counts."""
 _AGAIN_SECONDS: Final = 0.25
 _END_SECONDS: Final = 0.5
 """Owners end a stream together with its last event."""
@@ -55,7 +62,7 @@ T = TypeVar("T")
 
 
 class PeerLost(Exception):
-    """The owner has not responded for 5 s."""
+    """The owner has not responded for 5 s, or another program has its address."""
 
 
 @dataclass(eq=False)
@@ -64,6 +71,8 @@ class _Peer:
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     answered: float = field(default_factory=time.monotonic)
     """Monotonic time of its latest response, or of the first request."""
+    proven: float = -math.inf
+    """Monotonic time of its latest proof."""
     waiting: int = 0
     watcher: "asyncio.Task[None] | None" = None
 
@@ -86,6 +95,27 @@ class Peers:
     def sent(self, headers: Mapping[str, str], settings: SessionSettings) -> bool:
         """Whether another replica sent this request about the session. Header names are in lower case."""
         return hmac.compare_digest(headers.get(FORWARDED, "").encode(errors="replace"), self._mark(settings).encode())
+
+    def proof(self, headers: Mapping[str, str], address: str) -> dict[str, str]:
+        """Return the headers of an answer of `/health` at this replica's own address; none if no replica asks."""
+        challenge = headers.get(_CHALLENGE)
+        return {} if challenge is None else {_PROOF: self._proof(challenge, address)}
+
+    def _proof(self, challenge: str, address: str) -> str:
+        text = f"{challenge} {address}".encode(errors="surrogateescape")
+        return hmac.digest(self._secret, text, "sha256").hex()
+
+    async def _check(self, peer: _Peer) -> None:
+        """Raise PeerLost if another program answers at the address, and the errors of a request."""
+        challenge = secrets.token_hex(16)
+        timeout = aiohttp.ClientTimeout(total=_ASK_SECONDS)
+        asked = self._open().get(f"{peer.address}/health", headers={_CHALLENGE: challenge}, timeout=timeout)
+        async with asked as response:
+            given = response.headers.get(_PROOF, "").encode(errors="replace")
+        if not hmac.compare_digest(given, self._proof(challenge, peer.address).encode()):
+            peer.lost.set()
+            raise PeerLost(peer.address)
+        peer.answered = peer.proven = time.monotonic()
 
     def _mark(self, settings: SessionSettings) -> str:
         # Derived from the session's key digest, so that it is invalid for a later session of the same name.
@@ -143,6 +173,14 @@ class Peers:
         failures = 0
         while True:
             try:
+                if time.monotonic() - peer.proven > _ASK_SECONDS:
+                    await _unless_lost(peer, self._check(peer))
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                if await has_moved():
+                    return None
+                await _unless_lost(peer, asyncio.sleep(_AGAIN_SECONDS))
+                continue
+            try:
                 return await _unless_lost(peer, self._exchange(method, url, headers, body))
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
                 if await has_moved():  # nothing was sent
@@ -193,11 +231,9 @@ class Peers:
                 del self._peers[address]
 
     async def _watch(self, peer: _Peer) -> None:
-        timeout = aiohttp.ClientTimeout(total=_ASK_SECONDS)
-        while time.monotonic() - peer.answered < LOST_SECONDS:
-            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                async with self._open().get(f"{peer.address}/health", timeout=timeout):
-                    peer.answered = time.monotonic()
+        while time.monotonic() - peer.answered < LOST_SECONDS and not peer.lost.is_set():
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, PeerLost):
+                await self._check(peer)
             await asyncio.sleep(_ASK_SECONDS)
         peer.lost.set()
 

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Protocol
 
 from agent_runtime.models.answers import answered
@@ -162,7 +163,8 @@ class Session:
         self._logged: set[NoteKind] = set()
         self._forgotten: set[int] = set()
         """Turns whose answers the client deleted. Their records stay."""
-        self._ended = False
+        self._refusal: Callable[[], Exception] | None = None
+        """Returns why no further call is answered, once it has ended here."""
         self._id_head = hashlib.sha256(settings.id.encode()).hexdigest()[:16]
         for turn in self._history.turns.values():
             self._restore_call(turn)
@@ -278,8 +280,8 @@ class Session:
         return None if turn is None or turn in self._forgotten else self._history.turns.get(turn)
 
     def _check_served(self, request: ChatRequest) -> None:
-        if self._ended:
-            raise Refused(ErrorKind.SESSION_ENDED, f"session {self.settings.id} has ended; no further call is answered")
+        if self._refusal is not None:
+            raise self._refusal()
         if request.model not in self._names:
             raise Refused(
                 ErrorKind.MODEL_NOT_FOUND,
@@ -289,7 +291,7 @@ class Session:
 
     async def end(self) -> None:
         """Refuse further calls, and stop running ones. Returns when everything known is recorded."""
-        self._ended = True
+        self._refusal = partial(ended, self.settings.id)
         live = list(self._live)
         for call in live:
             call.cancel()
@@ -318,7 +320,8 @@ class Session:
 
     def drop(self) -> None:
         """Another replica has the session: drop all running calls."""
-        self._ended = True
+        # The client sends its call again, and the replica that has the session answers it.
+        self._refusal = partial(Superseded, f"session {self.settings.id}: another replica has taken it over")
         for call in self._live:
             call.cancel()
         self._take_marks()
@@ -376,8 +379,8 @@ class Session:
                 self._failures[intent.turn] = failure
             if isinstance(error, asyncio.CancelledError):
                 self._meter.cancelled()
-                if self._ended:
-                    raise Refused(ErrorKind.SESSION_ENDED, f"session {self.settings.id} has ended") from None
+                if self._refusal is not None:
+                    raise self._refusal() from None
                 if abandoned := call.abandoned_tokens:
                     self._history.abandon(abandoned)
             why = None if failure is None else call_error(failure)
@@ -491,12 +494,12 @@ class Session:
         self._marks.append(mark)
         if not delivered:
             self._undelivered.add(turn)
-        elif turn in self._undelivered and not self._ended:
+        elif turn in self._undelivered and self._refusal is None:
             # Write it now: if this process died first, an answer that a client has would be left out.
             self._undelivered.discard(turn)
             self._flush_soon()
             return
-        if self._flush_timer is None and not self._ended:
+        if self._flush_timer is None and self._refusal is None:
             self._flush_timer = asyncio.get_running_loop().call_later(_MARKS_SECONDS, self._flush_soon)
 
     def _take_marks(self) -> list[Record]:
@@ -575,3 +578,7 @@ def _seed(settings: SessionSettings, asked: int | None, turn: int) -> int:
         # A session may be deleted and registered again under its name.
         first = int(hashlib.sha256(f"{settings.id}/{settings.created}".encode()).hexdigest()[:8], 16)
     return (first + turn) & 0x7FFF_FFFF
+
+
+def ended(session: str) -> Refused:
+    return Refused(ErrorKind.SESSION_ENDED, f"session {session} has ended; no further call is answered")

@@ -9,7 +9,7 @@ from agent_runtime.proxy.chat import ErrorKind, Refused
 from agent_runtime.proxy.http import Incoming, Reply
 from agent_runtime.proxy.keys import matches
 from agent_runtime.proxy.metrics import Meter
-from agent_runtime.proxy.session import OverBudget, Session, SessionJournal, SessionSettings
+from agent_runtime.proxy.session import OverBudget, Session, SessionJournal, SessionSettings, ended
 from rollout_api.records import Record
 
 
@@ -28,6 +28,9 @@ class Sessions(Protocol):
 
     def of_replica(self, session: str, headers: Mapping[str, str]) -> Session | None:
         """Return the session if this process owns it and another replica sent this request about it; else None."""
+
+    def proof(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return headers that prove to another replica, which has sent these, that it has reached a replica."""
 
 
 def check_key(settings: SessionSettings, key: str | None) -> None:
@@ -51,10 +54,6 @@ def unknown_key() -> Refused:
         ErrorKind.UNAUTHORIZED,
         "this key does not belong to a session; use the key that was returned when the session was registered",
     )
-
-
-def ended(session: str) -> Refused:
-    return Refused(ErrorKind.SESSION_ENDED, f"session {session} has ended; no further call is answered")
 
 
 class LocalSessions:
@@ -87,6 +86,10 @@ class LocalSessions:
 
     def of_replica(self, session: str, headers: Mapping[str, str]) -> None:
         """Return None: there are no other replicas."""
+
+    def proof(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return none: there are no other replicas."""
+        return {}
 
     async def find(self, session: str, key: str | None) -> Session:
         found = self._open.get(session)

@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from yarl import URL
 
 from agent_runtime.proxy.admin import traces_view
@@ -210,6 +211,35 @@ async def test_hung_owner_is_replaced_and_can_acknowledge_nothing_afterwards(rep
         await agent.turn("third", stream=True)  # the older owner forwards now
     acknowledged = [message["content"] for message in agent.messages if message["role"] == "assistant"]
     assert await recorded(replicas, "s") == acknowledged
+
+
+@pytest.mark.parametrize("status", [200, 404])
+async def test_program_that_has_the_address_of_a_replica_gets_no_key_and_no_prompt(
+    replicas: Replicas, status: int
+) -> None:
+    owner, other, third = replicas.ports
+    got: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        got.append(f"{request.method} {request.path} {request.headers.get('Authorization')}")
+        return web.json_response({"status": "ok"}, status=status)
+
+    async with aiohttp.ClientSession() as client:
+        agent = await registered(client, replicas, "s")
+        replicas.ports = [other]  # which has seen who the owner is
+        await agent.turn("first", stream=False)
+        await replicas.kill(owner)
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", answer)
+        stranger = web.AppRunner(application)
+        await stranger.setup()
+        await web.TCPSite(stranger, "127.0.0.1", owner).start()
+        await agent.turn("second", stream=True)
+        await stranger.cleanup()
+    assert set(got) == {"GET /health None"}
+    assert len(await recorded(replicas, "s")) == 2
+    await replicas.start(owner)
+    replicas.ports = [owner, other, third]
 
 
 async def test_any_replica_serves_a_session_until_it_ends_at_all_replicas(replicas: Replicas) -> None:
