@@ -7,12 +7,6 @@ from agent_runtime.engine.run_folder import holder
 from agent_runtime.recording.health import HealthReport, is_working
 
 
-def is_alive(uid: str, reports: Sequence[HealthReport]) -> bool:
-    """Whether a process works on the run with that id: one here that holds it, or one elsewhere that has reported."""
-    now = time.time()
-    return any(is_working(report, now) for report in reports) or holder(uid) is not None
-
-
 def state_of(
     uid: str,
     reports: Sequence[HealthReport],
@@ -29,4 +23,6 @@ def state_of(
         return "aborted" if sealed else "failed to start"
     if finished:
         return "finished"
-    return "running" if is_alive(uid, reports) else "unfinished"
+    # One here holds the run, or one elsewhere has reported.
+    is_alive = holder(uid) is not None or any(is_working(report, time.time()) for report in reports)
+    return "running" if is_alive else "unfinished"

@@ -6,7 +6,7 @@ content that a job refers to cannot change.
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,11 +96,6 @@ def _digest(file: Path) -> str:
 
 
 async def _chunks(file: Path) -> AsyncIterator[bytes]:
-    for chunk in _pieces(file):
-        yield chunk
-
-
-def _pieces(file: Path) -> Iterator[bytes]:
     with file.open("rb") as opened:
         while chunk := opened.read(CHUNK_BYTES):
             yield chunk

@@ -122,31 +122,24 @@ def _fields(schema: Schema) -> dict[str, Schema]:
 
 
 def _form_of(schema: Schema) -> str:
-    return " ".join(_words(schema))
-
-
-def _words(schema: Schema) -> Iterator[str]:
-    kind = schema.get("type")
-    match kind:
+    match schema.get("type"):
         case "array":
-            yield f"list of {_form_of(schema['items'])}"
+            return f"list of {_form_of(schema['items'])}"
         case "object" if schema.get("additionalProperties"):
-            yield f"mapping of names to {_form_of(_inner(schema))}"
+            return f"mapping of names to {_form_of(_inner(schema))}"
         case "object":
-            yield "mapping"
+            return "mapping"
         case "boolean":
-            yield "true or false"
+            return "true or false"
         case "string":
-            yield " | ".join(schema["enum"]) if "enum" in schema else "text"
-        case "integer" | "number":
+            return " | ".join(schema["enum"]) if "enum" in schema else "text"
+        case "integer" | "number" as kind:
             least, most = schema.get("minimum"), schema.get("maximum")
-            yield str(kind)
-            if least is not None and most is not None:
-                yield f"{least}…{most}"
-            elif least is not None:
-                yield f"from {least}"
+            if least is None:
+                return str(kind)
+            return f"{kind} from {least}" if most is None else f"{kind} {least}…{most}"
         case _:
-            yield "text or list" if "minItems" in schema else "any"
+            return "text or list" if "minItems" in schema else "any"
 
 
 def _value(value: object) -> str:

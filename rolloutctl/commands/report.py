@@ -16,7 +16,7 @@ from rolloutctl.runs import JobArgument, find_run_folder
 from rolloutctl.ui.console import Form, amount, answer_json, err, named_file, say
 from rolloutctl.viewer import export
 from rolloutctl.viewer.library import OpenRun
-from rolloutctl.viewer.rollout import Rollout, damaged
+from rolloutctl.viewer.rollout import Rollout
 
 
 async def report(
@@ -74,4 +74,4 @@ async def _page(run: OpenRun, index: int) -> Rollout:
     try:
         return await run.rollout(index)
     except RecordCorrupt as error:
-        return damaged(str(error))
+        return Rollout([], problem=str(error))

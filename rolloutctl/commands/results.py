@@ -5,12 +5,13 @@ import os
 from collections.abc import Collection
 
 from agent_runtime.recording.health import last_error
+from agent_runtime.recording.results import statistics_of
 from agent_runtime.recording.seals import SealedResults
 from agent_runtime.statistics import with_advantages
-from rollout_api.records import Result
+from rollout_api.records import Outcome, Result
 from rolloutctl.runs import NewestJobArgument, find_run_folder
 from rolloutctl.ui.console import Form, FormOption, answer_json_list, answer_table, number, out, percent, say
-from rolloutctl.ui.figures import GroupFigures, group_figures, overall_figures
+from rolloutctl.ui.figures import GroupFigures, group_figures
 
 GROUPS = 50
 """Most rows of the table, the worst groups. For runs with more tasks, use the report or JSON."""
@@ -31,7 +32,8 @@ async def results(job: NewestJobArgument = None, form: FormOption = Form.TEXT) -
 
 def print_results(name: str, ended: Collection[Result], total: int | None, group_size: int) -> None:
     groups = group_figures(ended, group_size)
-    overall = overall_figures(ended, groups)
+    overall = statistics_of(ended)
+    reward, pass_at = overall["reward"], overall["passAtK"]
     k = group_size
     columns = ["task", "graded", "mean", "std", "pass@1", *([f"pass@{k}"] if k > 1 else []), "ended"]
     worst_first = sorted(groups, key=lambda group: -1.0 if group.mean is None else group.mean)
@@ -41,11 +43,12 @@ def print_results(name: str, ended: Collection[Result], total: int | None, group
         better = len(groups) - GROUPS
         out.print(f"… and {better} better groups; `-o json` and `rolloutctl report` have them all.", soft_wrap=True)
     done = f"{len(ended)} of {total}" if total is not None else str(len(ended))
-    error = "" if overall.standard_error is None else f" ± {number(overall.standard_error, 3)}"
-    line = f"{done} {'rollout' if done == '1' else 'rollouts'}, mean reward {number(overall.mean, 3)}{error}"
-    line += f", pass@1 {percent(overall.pass_at_1)}"
-    line += f", pass@{k} {percent(overall.pass_at_k)}" if k > 1 else ""
-    out.print(line + (f", {overall.masked} masked" if overall.masked else ""), soft_wrap=True)
+    error = "" if reward["standardError"] is None else f" ± {number(reward['standardError'], 3)}"
+    line = f"{done} {'rollout' if done == '1' else 'rollouts'}, mean reward {number(reward['mean'], 3)}{error}"
+    line += f", pass@1 {percent(pass_at.get('1'))}"
+    line += f", pass@{k} {percent(pass_at.get(str(k)))}" if k > 1 else ""
+    masked = len(ended) - overall["outcomes"].get(Outcome.COMPLETED, 0)
+    out.print(line + (f", {masked} masked" if masked else ""), soft_wrap=True)
     out.print()
 
 

@@ -1,4 +1,4 @@
-"""Statistics of a run, by group and overall, and anomalies. Masked rollouts are excluded from all means."""
+"""Statistics of the groups of a run, and anomalies. Masked rollouts are excluded from all means."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agent_runtime.extensions import raised_in
-from agent_runtime.statistics import mean, pass_at_k, sample_std, standard_error
+from agent_runtime.statistics import mean, pass_at_k, sample_std
 from rollout_api.records import Outcome, Result, Seal, StopReason
 from rollout_api.tasks import VerifierMode
 from rolloutctl.ui.console import amount
@@ -16,11 +16,7 @@ from rolloutctl.ui.console import amount
 class GroupFigures:
     """Statistics of one task. Means are None without a graded rollout; `pass_at_k` is None with fewer than k of them."""
 
-    group: int
     task: str
-    tags: tuple[str, ...]
-    members: tuple[int, ...]
-    """Indices of its ended rollouts."""
     graded: int
     mean: float | None
     std: float | None
@@ -28,19 +24,6 @@ class GroupFigures:
     pass_at_k: float | None
     outcomes: dict[str, int]
     """Number of rollouts by stop reason if Completed, else by outcome."""
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Statistics of all rollouts. pass@k is a mean over groups. The standard error of `mean` is clustered by group."""
-
-    graded: int
-    masked: int
-    mean: float | None
-    standard_error: float | None
-    pass_at_1: float | None
-    pass_at_k: float | None
-    outcomes: dict[str, int]
 
 
 def how_it_ended(result: Result) -> str:
@@ -61,46 +44,19 @@ def _group(members: Sequence[Result], k: int) -> GroupFigures:
     rewards = [result.reward or 0.0 for result in graded]
     passed = sum(result.passed is True for result in graded)
     return GroupFigures(
-        group=members[0].group,
         task=members[0].task,
-        tags=tuple(members[0].tags),
-        members=tuple(result.index for result in members),
         graded=len(graded),
         mean=mean(rewards),
         std=sample_std(rewards),
         pass_at_1=mean([result.passed is True for result in graded]),
         pass_at_k=pass_at_k(len(graded), passed, k) if len(graded) >= k else None,
-        outcomes=_outcomes(members),
-    )
-
-
-def overall_figures(results: Iterable[Result], groups: Sequence[GroupFigures]) -> Figures:
-    """Return the statistics of the whole run. Only numbers of the results are kept in memory."""
-    masked, by_group, outcomes = 0, dict[int, list[float]](), Counter[str]()
-    for result in results:
-        masked += result.outcome is not Outcome.COMPLETED
-        outcomes[how_it_ended(result)] += 1
-        for graded in with_reward([result]):
-            by_group.setdefault(graded.group, []).append(graded.reward or 0.0)
-    rewards = [reward for group in by_group.values() for reward in group]
-    return Figures(
-        graded=len(rewards),
-        masked=masked,
-        mean=mean(rewards),
-        standard_error=standard_error(list(by_group.values())),
-        pass_at_1=mean([group.pass_at_1 for group in groups if group.pass_at_1 is not None]),
-        pass_at_k=mean([group.pass_at_k for group in groups if group.pass_at_k is not None]),
-        outcomes=dict(outcomes.most_common()),
+        outcomes=dict(Counter(map(how_it_ended, members)).most_common()),
     )
 
 
 def with_reward(results: Iterable[Result]) -> Iterator[Result]:
     """Yield the Completed results with a reward."""
     return (result for result in results if result.outcome is Outcome.COMPLETED and result.reward is not None)
-
-
-def _outcomes(results: Sequence[Result]) -> dict[str, int]:
-    return dict(Counter(how_it_ended(result) for result in results).most_common())
 
 
 SHOWN = 5

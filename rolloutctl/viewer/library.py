@@ -76,16 +76,16 @@ class OpenRun:
         """Whether the records are being read."""
         return self._reading is not None and not self._reading.done()
 
-    async def refresh(self, wait: float = FIRST_WAIT_SECONDS) -> None:
-        """Read what was recorded since the last time, unless that was just now. Waits for it for at most `wait` seconds;
-        afterwards the reading continues in the background.
+    async def refresh(self) -> None:
+        """Read what was recorded since the last time, unless that was just now. Waits for it for FIRST_WAIT_SECONDS at
+        most; afterwards the reading continues in the background.
         """
         if self._reading is None or self._reading.done():
             pause = max(FRESH_SECONDS, self._read_seconds / BUSY_SHARE)
             if self._state.finished or time.monotonic() < self._read_at + pause:
                 return
             self._reading = asyncio.create_task(self._read())
-        await asyncio.wait([self._reading], timeout=wait)
+        await asyncio.wait([self._reading], timeout=FIRST_WAIT_SECONDS)
 
     async def read(self) -> None:
         """Read what was recorded since the last time. Raises RecordCorrupt, StorageError."""

@@ -64,11 +64,6 @@ class Rollout:
     member: int = 0
 
 
-def damaged(problem: str) -> Rollout:
-    """Return a rollout whose records cannot be read."""
-    return Rollout([], problem=problem)
-
-
 def page(rollout: Rollout) -> Json:
     """Return the transcript, the timeline, the verdict and the facts of a rollout."""
     shortened = _Shortened()

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from agent_runtime.recording.seals import SealedResults
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
-from rolloutctl.viewer.where import TEXT_FIELDS, WORDS, Condition, sql
+from rolloutctl.viewer.where import TEXT_FIELDS, WORDS, Condition, WrongCondition, sql
 
 MOST_ROWS: Final = 500
 """Most rows of one answer. A page shows fewer than 100."""
@@ -34,16 +34,8 @@ class Column:
     meaning: str
 
 
-def _field(name: str) -> Callable[[Line], Any]:
-    return lambda line: line.get(name)
-
-
-def _flag(name: str) -> Callable[[Line], Any]:
-    return lambda line: line.get(name, False)
-
-
-def _number(name: str) -> Callable[[Line], Any]:
-    return lambda line: line.get(name, 0)
+def _field(name: str, default: Any = None) -> Callable[[Line], Any]:
+    return lambda line: line.get(name, default)
 
 
 def _seconds(part: str) -> Callable[[Line], Any]:
@@ -93,8 +85,8 @@ COLUMNS: Final = (
     Column("ended", "text", _ended, "Stop reason if Completed, else the outcome."),
     Column("reward", "number", _field("reward"), "Reward of the verifier."),
     Column("passed", "boolean", _field("passed"), "Whether everything that was required passed."),
-    Column("turns", "number", _number("turns"), "Model calls."),
-    Column("tools", "number", _number("toolCalls"), "Tool calls."),
+    Column("turns", "number", _field("turns", 0), "Model calls."),
+    Column("tools", "number", _field("toolCalls", 0), "Tool calls."),
     Column(
         "tokens",
         "number",
@@ -116,16 +108,18 @@ COLUMNS: Final = (
     Column("pluginError", "text", _plugin_error, "The first exception of a plugin's own code."),
     Column("verifierError", "text", _field("verifierMessage"), "Why the verifier wrote no usable report."),
     Column("lost", "number", lambda line: len(line.get("failedAttempts", ())), "Lost attempts."),
-    Column("dropped", "number", _number("dropped"), "Files that could have changed the verdict, left out of grading."),
-    Column("forgeable", "boolean", _flag("forgeable"), "Whether the agent could forge the reward."),
-    Column("forks", "number", _number("tokenForks"), "Forks of its tokens that the agent did not cause."),
-    Column("stale", "boolean", _flag("stale"), "Whether its policy was too old."),
+    Column(
+        "dropped", "number", _field("dropped", 0), "Files that could have changed the verdict, left out of grading."
+    ),
+    Column("forgeable", "boolean", _field("forgeable", False), "Whether the agent could forge the reward."),
+    Column("forks", "number", _field("tokenForks", 0), "Forks of its tokens that the agent did not cause."),
+    Column("stale", "boolean", _field("stale", False), "Whether its policy was too old."),
     Column("label", "text", _field("batch"), "Label with which it was submitted."),
     Column("policy", "text", lambda line: (line.get("policyVersions") or [None])[-1], "Newest policy that it used."),
     Column("started", "number", _field("started"), "Unix time of its start."),
     Column("finished", "number", _field("ended"), "Unix time of its end."),
 )
-NAMES: Final = {column.name: column for column in COLUMNS}
+KINDS: Final = {column.name: column.kind for column in COLUMNS}
 _TEXT_POSITIONS: Final = [position for position, column in enumerate(COLUMNS) if column.name in TEXT_FIELDS]
 _BOOLEANS: Final = frozenset(column.name for column in COLUMNS if column.kind == "boolean")
 
@@ -156,7 +150,7 @@ class RolloutTable(SealedResults):
 
     def count(self, where: Condition | None = None) -> int:
         """Return the number of rollouts that fit."""
-        clause, values = sql(where, NAMES)
+        clause, values = sql(where, KINDS)
         return int(self.query(f"SELECT count(*) FROM rollouts WHERE {clause}", values)[0][0])
 
     def rows(
@@ -168,9 +162,11 @@ class RolloutTable(SealedResults):
         offset: int = 0,
         limit: int,
     ) -> list[Row]:
-        """Return some of the rollouts that fit. Those without a value come last."""
-        clause, values = sql(where, NAMES)
-        order = f'"{NAMES[sort].name}"'
+        """Return some of the rollouts that fit. Those without a value come last. Raises WrongCondition."""
+        if sort not in KINDS:
+            raise WrongCondition(f"sort must be a field, not {sort!r}")
+        clause, values = sql(where, KINDS)
+        order = f'"{sort}"'
         direction = "DESC" if descending else "ASC"
         found = self.query(
             f'SELECT * FROM rollouts WHERE {clause} ORDER BY {order} IS NULL, {order} {direction}, "index" '
@@ -183,7 +179,7 @@ class RolloutTable(SealedResults):
         self, where: Condition | None = None, *, worst_first: bool = False, offset: int = 0, limit: int
     ) -> tuple[int, list[list[Row]]]:
         """Return the number of groups with a rollout that fits, and the rollouts of some of them that fit, by group."""
-        clause, values = sql(where, NAMES)
+        clause, values = sql(where, KINDS)
         order = 'avg(reward) IS NULL, avg(reward), "group"' if worst_first else '"group"'
         listed = f'SELECT "group" FROM rollouts WHERE {clause} GROUP BY "group"'
         count = int(self.query(f"SELECT count(*) FROM ({listed})", values)[0][0])

@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rollout_api.nesting import as_recorded
 
@@ -24,31 +24,21 @@ WORDS: Final = "words"
 """Column with these fields in lower case."""
 
 
-class Field(Protocol):
-    """What a translation needs to know of a field."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def kind(self) -> str: ...
-
-
 class WrongCondition(ValueError):
     """The condition has another form, or names an unknown field."""
 
 
-def sql(where: Condition | None, fields: Mapping[str, Field]) -> tuple[str, list[Any]]:
-    """Return a condition as SQL with its values. Every part is true or false: a comparison with a missing value is
-    false. Raises WrongCondition.
+def sql(where: Condition | None, kinds: Mapping[str, str]) -> tuple[str, list[Any]]:
+    """Return a condition as SQL with its values, given the kinds of all fields. Every part is true or false: a comparison
+    with a missing value is false. Raises WrongCondition.
     """
     values: list[Any] = []
-    return ("1" if where is None else _Translation(fields, values).of(as_recorded(where))), values
+    return ("1" if where is None else _Translation(kinds, values).of(as_recorded(where))), values
 
 
 class _Translation:
-    def __init__(self, fields: Mapping[str, Field], values: list[Any]) -> None:
-        self._fields, self._values = fields, values
+    def __init__(self, kinds: Mapping[str, str], values: list[Any]) -> None:
+        self._kinds, self._values = kinds, values
         self._terms = 0
 
     def of(self, where: object, depth: int = 1) -> str:
@@ -64,20 +54,21 @@ class _Translation:
         if op == "not":
             return f"NOT {self.of(where.get('term'), depth + 1)}"
         if op == "text":
-            return self._any_text(where.get("value"))
-        field, value = self._fields.get(str(where.get("field"))), where.get("value")
-        if field is None:
-            raise WrongCondition(f"{where.get('field')!r} is not a field")
+            self._values.append(str(where.get("value")).lower())
+            return f"(instr({WORDS}, ?) > 0)"
+        field, value = where.get("field"), where.get("value")
+        if not isinstance(field, str) or field not in self._kinds:
+            raise WrongCondition(f"{field!r} is not a field")
         if not isinstance(value, str | int | float | None):
-            raise WrongCondition(f"{field.name}: a value must be a text, a number, true, false or none")
+            raise WrongCondition(f"{field}: a value must be a text, a number, true, false or none")
         if isinstance(value, int) and abs(value) > _LARGEST:
-            raise WrongCondition(f"{field.name}: {value} is too large; the largest number is {_LARGEST}")
+            raise WrongCondition(f"{field}: {value} is too large; the largest number is {_LARGEST}")
         return self._comparison(op, field, value)
 
-    def _comparison(self, op: object, field: Field, value: object) -> str:
-        column = f'"{field.name}"'
+    def _comparison(self, op: object, field: str, value: object) -> str:
+        column, kind = f'"{field}"', self._kinds[field]
         if op == "in":
-            if field.kind == "list":
+            if kind == "list":
                 self._values.append(str(value))
                 return f"(? IN {_items(column)})"
             self._values.append(str(value).lower())
@@ -85,20 +76,14 @@ class _Translation:
         if op not in _COMPARISONS:
             raise WrongCondition(f"{op!r} is not a comparison")
         is_equality = op in ("==", "!=")
-        if not is_equality and (
-            value is None or isinstance(value, str) != (field.kind == "text") or field.kind == "list"
-        ):
+        if not is_equality and (value is None or isinstance(value, str) != (kind == "text") or kind == "list"):
             return "0"  # numbers and texts have no common order
         self._values.append(value)
-        if field.kind == "list":
+        if kind == "list":
             return f"({'' if op == '==' else 'NOT '}coalesce(? IN {_items(column)}, 0))"  # of NULL, IN is NULL
         if is_equality:
             return f"({column} {_COMPARISONS[str(op)]} ?)"
         return f"({column} IS NOT NULL AND {column} {op} ?)"
-
-    def _any_text(self, value: object) -> str:
-        self._values.append(str(value).lower())
-        return f"(instr({WORDS}, ?) > 0)"
 
 
 def _items(column: str) -> str:

@@ -52,7 +52,7 @@ from rolloutctl.viewer.rollout import (
     visible,
 )
 from rolloutctl.viewer.server import EVENT_SECONDS, serving
-from rolloutctl.viewer.table import COLUMNS, NAMES, RolloutTable
+from rolloutctl.viewer.table import COLUMNS, KINDS, RolloutTable
 from rolloutctl.viewer.token_text import open_tokenizer
 from rolloutctl.viewer.where import TEXT_FIELDS, WrongCondition, sql
 from tests.support.made_up_runs import BEGAN, made_up_rollout, write_rollout, write_run
@@ -114,7 +114,7 @@ def fits(where: Mapping[str, Any], row: Row) -> bool:
             return any(where["value"].lower() in str(text).lower() for text in texts)
     actual: Any = row.get(where["field"])
     value: Any = where["value"]
-    kind = NAMES[where["field"]].kind
+    kind = KINDS[where["field"]]
     if kind == "list":
         has = str(value) in actual if where["op"] == "in" else value in actual
         return bool(has) if where["op"] in ("==", "in") else where["op"] == "!=" and not has
@@ -157,7 +157,7 @@ def test_a_condition_finds_what_it_says(table: RolloutTable, where: Mapping[str,
 )
 def test_what_is_no_condition_is_refused(where: Any) -> None:
     with pytest.raises(WrongCondition):
-        sql(where, NAMES)
+        sql(where, KINDS)
 
 
 @pytest.mark.parametrize("op", ["==", "<", "in"])
