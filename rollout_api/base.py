@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
 
 API_GROUP = "rollout.dev"
@@ -28,6 +28,12 @@ class ApiModel(BaseModel):
     def wire(self) -> dict[str, Any]:
         """Return the JSON form: camelCase names, without fields that are None."""
         return self.model_dump(mode="json", exclude_none=True)
+
+
+def problems_in(error: ValidationError, whole: str = "") -> list[str]:
+    """Return pydantic's errors as `field: message`. `whole` stands for the field of an error that has none."""
+    found = [(".".join(map(str, each["loc"])) or whole, each["msg"]) for each in error.errors(include_url=False)]
+    return [f"{field}: {message}" if field else message for field, message in found]
 
 
 def exactly_one(fields: Mapping[str, Any]) -> None:

@@ -129,20 +129,18 @@ class KubeApi:
         """Return a Sandbox. ApiError 404 if it does not exist."""
         return await self._call("GET", f"/sandboxes/{name}", patience_seconds=patience_seconds)
 
-    async def delete_sandbox(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    async def delete_sandbox(self, name: str) -> None:
         """Delete a Sandbox if it exists; garbage collection deletes its pod."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         try:
-            await self._call("DELETE", f"/sandboxes/{name}", body=body, patience_seconds=patience_seconds)
+            await self._call("DELETE", f"/sandboxes/{name}", body=body, patience_seconds=PATIENCE_SECONDS)
         except ApiError as error:
             if error.status != 404:
                 raise
 
-    async def list_sandboxes(
-        self, selector: str, *, patience_seconds: float = PATIENCE_SECONDS
-    ) -> tuple[list[JsonObject], str]:
+    async def list_sandboxes(self, selector: str) -> tuple[list[JsonObject], str]:
         """Return the Sandboxes with these labels, and the resource version to watch from."""
-        found = await self._call("GET", "/sandboxes", [("labelSelector", selector)], patience_seconds=patience_seconds)
+        found = await self._call("GET", "/sandboxes", [("labelSelector", selector)], patience_seconds=PATIENCE_SECONDS)
         return found["items"], found["metadata"]["resourceVersion"]
 
     async def has_sandbox(self, holds: Callable[[JsonObject], bool]) -> bool:
@@ -157,8 +155,8 @@ class KubeApi:
             if not page:
                 return False
 
-    async def list_sandbox_pools(self, *, patience_seconds: float = PATIENCE_SECONDS) -> list[JsonObject]:
-        found = await self._call("GET", "/sandboxpools", patience_seconds=patience_seconds)
+    async def list_sandbox_pools(self) -> list[JsonObject]:
+        found = await self._call("GET", "/sandboxpools", patience_seconds=PATIENCE_SECONDS)
         items: list[JsonObject] = found["items"]
         return items
 

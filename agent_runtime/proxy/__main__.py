@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from agent_runtime.models.base import ModelError
 from agent_runtime.proxy.serve import ProxySettings, admin_key, log_to_stderr, serve_proxy
 from agent_runtime.recording.store import StorageError
+from rollout_api.base import problems_in
 
 
 def main(path: Path) -> None:
@@ -20,8 +21,7 @@ def main(path: Path) -> None:
         key = None if settings.keyless else admin_key(None, os.environ)
         asyncio.run(serve_proxy(settings, key, os.environ))
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        sys.exit(f"{path}: {'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg']}")
+        sys.exit(f"{path}: {problems_in(error, 'file')[0]}")
     except (ModelError, StorageError, OSError, yaml.YAMLError) as error:
         sys.exit(str(error))
 

@@ -19,7 +19,7 @@ from agent_runtime.proxy.ownership import StoredSessions
 from agent_runtime.proxy.session import Session, SessionSettings
 from agent_runtime.proxy.sessions import check_key
 from agent_runtime.recording.messages import undelivered_turns
-from rollout_api.base import ApiModel, Seconds
+from rollout_api.base import ApiModel, Seconds, problems_in
 from rollout_api.model import Sampling
 from rollout_api.records import Record
 
@@ -214,5 +214,4 @@ async def _registration(request: Incoming) -> Registration:
     try:
         return Registration.model_validate(decoded(body))
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        raise BadRequest(f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}") from None
+        raise BadRequest(problems_in(error, "body")[0]) from None

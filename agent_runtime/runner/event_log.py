@@ -18,14 +18,12 @@ from agent_runtime.runner.log import log
 Line = tuple[int, str, dict[str, Any]]
 
 
-class EventLog:
-    """Logs notable events, except groups that earlier processes finished."""
-
-    def observe(self, event: Event) -> None:
-        if isinstance(event, GroupFinished) and event.earlier:
-            return
-        for level, message, fields in lines_of(event):
-            log.log(level, message, extra={"fields": fields})
+def log_event(event: Event) -> None:
+    """Log a notable event, but no group that an earlier process finished."""
+    if isinstance(event, GroupFinished) and event.earlier:
+        return
+    for level, message, fields in lines_of(event):
+        log.log(level, message, extra={"fields": fields})
 
 
 def lines_of(event: Event) -> Iterator[Line]:

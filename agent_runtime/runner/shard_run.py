@@ -22,7 +22,7 @@ from agent_runtime.recording.journal import Superseded
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError
 from agent_runtime.runner.drain import Stopping
-from agent_runtime.runner.event_log import EventLog
+from agent_runtime.runner.event_log import log_event
 from agent_runtime.runner.job_state import JobApi
 from agent_runtime.runner.log import log, write_termination_log
 from agent_runtime.runner.metrics import RunnerMetrics
@@ -116,7 +116,6 @@ class ShardRun:
     ) -> None:
         self._job, self._shard, self._api = job, shard, api
         self._tally, self._metrics, self._on_sealed = tally, metrics, on_sealed
-        self._log = EventLog()
         self._ending: Ending | None = None
         self._waits_for: Callable[[], str] = lambda: ""
         self._wanted: Callable[[], Mapping[str, int]] = dict
@@ -272,7 +271,7 @@ class ShardRun:
     def _observe(self, event: Event) -> None:
         self._tally.observe(event)
         self._metrics.observe(event)
-        self._log.observe(event)
+        log_event(event)
         if isinstance(event, JobStarted):
             self._reporter.start()
         elif isinstance(event, RolloutSealed):

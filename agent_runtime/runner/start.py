@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from agent_runtime.engine.scheduling.shard import Shard
+from rollout_api.base import problems_in
 from rollout_api.cluster import JOB_FILE, KEY_FILE
 from rollout_api.rollout_job import RolloutJob
 
@@ -47,11 +48,8 @@ def _job(path: Path) -> RolloutJob:
     try:
         job = RolloutJob.model_validate_json(_text(path))
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        field = ".".join(map(str, problem["loc"])) or "it"
-        raise BadStart(
-            f"{path}: {field}: {problem['msg']}; use a runner image of the operator's version (runners.image)"
-        ) from error
+        problem = problems_in(error, "it")[0]
+        raise BadStart(f"{path}: {problem}; use a runner image of the operator's version (runners.image)") from error
     if not (job.metadata.namespace and job.metadata.uid):
         raise BadStart(f"{path}: metadata.namespace or metadata.uid is missing; the operator must set them")
     return job

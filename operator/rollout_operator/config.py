@@ -5,6 +5,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
+from rollout_api.base import problems_in
 from rollout_api.on_cluster.operator_config import OperatorConfig
 
 CONFIG_VARIABLE = "ROLLOUT_OPERATOR_CONFIG"
@@ -25,8 +26,7 @@ def load_config(path: Path) -> OperatorConfig:
     try:
         config = OperatorConfig.model_validate(data)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors())
-        raise ValueError(f"{path}: {problems}") from None
+        raise ValueError(f"{path}: {'; '.join(problems_in(error, 'file'))}") from None
     lease = config.lease
     if lease.renew_deadline_seconds + WRITE_SECONDS > lease.duration_seconds:
         raise ValueError(

@@ -22,6 +22,7 @@ from agent_runtime.integrations.harbor_server.schemas import ARCHIVE, METADATA, 
 from agent_runtime.proxy.app import server_runner
 from agent_runtime.proxy.http import request_key
 from agent_runtime.proxy.serve import log_to_stderr, until_stopped
+from rollout_api.base import problems_in
 from rollout_api.rollout_job import RolloutJob
 
 METADATA_BYTES: Final = 1 << 20
@@ -170,11 +171,7 @@ def _asked(data: bytes) -> RunRequest:
     try:
         return RunRequest.model_validate_json(data)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or METADATA}: {problem['msg']}"
-            for problem in error.errors(include_url=False)
-        )
-        raise RunRefused(f"{METADATA}: {problems}") from error
+        raise RunRefused(f"{METADATA}: {'; '.join(problems_in(error, METADATA))}") from error
 
 
 def _is_key(request: web.Request, key: str) -> bool:

@@ -145,17 +145,12 @@ class Hub:
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        wait_seconds: float = WAIT_SECONDS,
-        heartbeat_seconds: float = HEARTBEAT_SECONDS,
-        call_seconds: float = CALL_SECONDS,
+        self, name: str, *, wait_seconds: float = WAIT_SECONDS, heartbeat_seconds: float = HEARTBEAT_SECONDS
     ) -> None:
         self.name, self.heartbeat_seconds = name, heartbeat_seconds
         self.token_capture = "TextOnly"
         """The lowest capture of the connected workers."""
-        self._wait, self._call_seconds = wait_seconds, call_seconds
+        self._wait = wait_seconds
         self._workers: dict[str, _Worker] = {}
         self._own_sessions: dict[str, None] = {}
         """Name prefixes of sessions that are reserved for one worker, even while it is not connected."""
@@ -190,10 +185,10 @@ class Hub:
     async def complete_prompt(self, prompt: Prompt | None, request: ModelRequest) -> ModelReply:
         """See `PromptModel.complete_prompt`; uses workers that accept prompts. Raises RequestRefused if there are none."""
         try:
-            async with working_timeout(self._call_seconds):
+            async with working_timeout(CALL_SECONDS):
                 return await self._answered(request, prompt)
         except TimeoutError:
-            raise ModelError("Timeout", f"no worker has answered within {self._call_seconds:g} s") from None
+            raise ModelError("Timeout", f"no worker has answered within {CALL_SECONDS:g} s") from None
 
     async def _answered(self, request: ModelRequest, prompt: Prompt | None) -> ModelReply:
         lost = 0

@@ -30,7 +30,7 @@ from agent_runtime.models.base import (
     TokenPrefix,
     is_given_up,
 )
-from rollout_api.base import ApiModel
+from rollout_api.base import ApiModel, problems_in
 from rollout_api.model import Sampling
 from rollout_api.records import Message, PolicySpan, Usage
 
@@ -77,7 +77,7 @@ def hello(message: Mapping[str, Any]) -> Hello:
     try:
         found = Hello.model_validate(message)
     except ValidationError as error:
-        raise FormError(f"worker_hello: {_first(error)}") from None
+        raise FormError(f"worker_hello: {problems_in(error)[0]}") from None
     if not found.worker_id:
         raise FormError("worker_hello: worker_id: it is empty; expected a name")
     return found
@@ -221,7 +221,7 @@ def reply_of(message: Mapping[str, Any]) -> ModelReply:
     try:
         told = _Answer.model_validate(message)
     except ValidationError as error:
-        raise FormError(f"completion_response: {_first(error)}") from None
+        raise FormError(f"completion_response: {problems_in(error)[0]}") from None
     if told.finish_reason and is_given_up(told.finish_reason):
         raise AnswerAborted("the worker's server", told.finish_reason)
     answer = told.assistant()
@@ -238,11 +238,6 @@ def reply_of(message: Mapping[str, Any]) -> ModelReply:
         policy_spans=told.spans(),
         stop_sequence=told.stop_sequence,
     )
-
-
-def _first(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
 def _failure(message: Mapping[str, Any]) -> ModelError | ContextExceeded | ContentFiltered:

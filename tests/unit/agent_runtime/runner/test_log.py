@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.engine.events import AttemptFailed, GroupFinished, JobEnded, JobStarted, JobSummary, RolloutSealed
-from agent_runtime.runner.event_log import EventLog, lines_of
+from agent_runtime.runner.event_log import lines_of, log_event
 from agent_runtime.runner.log import JsonLines
 from rollout_api.records import Outcome, Result
 
@@ -81,9 +81,8 @@ def test_last_message_says_how_the_job_ended() -> None:
 
 def test_restarted_engine_does_not_log_results_of_earlier_runs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "rollout.runner")
-    log = EventLog()
     before = (sealed(0), sealed(1))
-    log.observe(JobStarted("job", "f", "uri", 4, 2, resumed=True, results=before))
-    log.observe(GroupFinished(0, "fix", before, earlier=True))
-    log.observe(GroupFinished(1, "other", (sealed(2), sealed(3))))
+    log_event(JobStarted("job", "f", "uri", 4, 2, resumed=True, results=before))
+    log_event(GroupFinished(0, "fix", before, earlier=True))
+    log_event(GroupFinished(1, "other", (sealed(2), sealed(3))))
     assert [record.getMessage() for record in caplog.records[1:]] == ["group 1 (other) is finished"]
