@@ -43,6 +43,17 @@ def _number(digits: str) -> int | str:
         return digits
 
 
+def json_object(data: bytes | str) -> dict[str, Any]:
+    """Parse a JSON object. Raises ValueError with a message such as `malformed JSON (...)`."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"malformed JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON {type(value).__name__}; expected an object")
+    return value
+
+
 def _without_depths(data: bytes, most: int) -> bytes:
     kept, depth = [], 0
     for token in _TOKENS.findall(data):

@@ -42,6 +42,7 @@ from rollout_api.cluster import (
 from rollout_api.inference.description import Description, EngineType
 from rollout_api.inference.engines import DESCRIPTIONS
 from rollout_api.inference.vllm import VLLM
+from rollout_api.nesting import json_object
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ MOST_BODY = 256 * 2**20
 """Most bytes of a request that is read whole, to find its model: a conversation with many images."""
 
 
-def data_app(http: aiohttp.ClientSession, engine: Engine, adapters: Adapters | None = None) -> web.Application:
+def data_app(http: aiohttp.ClientSession, engine: Engine, adapters: Adapters | None) -> web.Application:
     """Return the runners' application."""
     described = engine.description.routes
 
@@ -106,7 +107,7 @@ def data_app(http: aiohttp.ClientSession, engine: Engine, adapters: Adapters | N
 
 
 def control_app(
-    http: aiohttp.ClientSession, engine: Engine, token: str, policies: Policies | None, adapters: Adapters | None = None
+    http: aiohttp.ClientSession, engine: Engine, token: str, policies: Policies | None, adapters: Adapters | None
 ) -> web.Application:
     """Return the operator's application, with `token` as bearer token. `policies` is None in mode Push."""
     expected = hashlib.sha256(token.encode()).digest()
@@ -197,12 +198,9 @@ def _version(version: int | None) -> dict[str, str]:
 
 def _asked(body: bytes) -> dict[str, Any]:
     try:
-        asked = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise _BadBody(f"expected a JSON object: {error}") from None
-    if not isinstance(asked, dict):
-        raise _BadBody(f"expected a JSON object, not {type(asked).__name__}")
-    return asked
+        return json_object(body)
+    except ValueError as error:
+        raise _BadBody(f"the body is {error}") from None
 
 
 async def _body(request: web.Request, kind: type[BodyT], expected: str) -> BodyT:

@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints
 
 from rollout_api.base import ApiModel
 from rollout_api.inference.description import Description, Request, version_text
+from rollout_api.nesting import json_object
 
 MOST_CHECKSUMS: Final = 64 * 2**20
 """Most bytes. Checksums of a model with 100,000 tensors take some 16 MB."""
@@ -105,9 +106,6 @@ async def _ask(
 
 def _object(what: str, data: bytes) -> dict[str, Any]:
     try:
-        answer = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CallFailed(f"{what} answered with malformed JSON: {error}") from error
-    if not isinstance(answer, dict):
-        raise CallFailed(f"{what} answered with a JSON {type(answer).__name__}; expected an object")
-    return answer
+        return json_object(data)
+    except ValueError as error:
+        raise CallFailed(f"{what} answered with {error}") from error

@@ -27,6 +27,7 @@ from agent_runtime.models.probe import ProbeResult
 from agent_runtime.models.vllm.supported_fields import without_effect
 from agent_runtime.proxy.relay import schemas
 from agent_runtime.proxy.relay.schemas import FormError, Hello, JsonObject, Prompt
+from rollout_api.nesting import json_object
 
 WAIT_SECONDS: Final = 30.0
 """Time limit of a call without a connected worker, as in PR #83. Longer than a worker's longest pause before it
@@ -392,12 +393,9 @@ def _end(worker: _Worker) -> None:
 
 def _decoded(text: str) -> JsonObject:
     try:
-        message = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FormError(f"a frame is not JSON: {error}") from None
-    if not isinstance(message, dict):
-        raise FormError(f"a frame is a JSON {type(message).__name__}, expected an object")
-    return message
+        return json_object(text)
+    except ValueError as error:
+        raise FormError(f"a frame is {error}") from None
 
 
 def _reason(words: str) -> bytes:

@@ -7,7 +7,6 @@ The gateway (`agent_runtime/serving`) listens on this port. It forwards the infe
 
 import asyncio
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from rollout_api.cluster import ENGINE_PROCESS_HEADER
 from rollout_api.inference.description import Answer, Description, Request, Sleep, Transfer, Updates, version_text
 from rollout_api.inference.vllm import VLLM
 from rollout_api.model_server import MOST_ADAPTERS, AdapterName, PolicySource
-from rollout_api.nesting import estimated_values
+from rollout_api.nesting import estimated_values, json_object
 from rollout_operator import clock
 from rollout_operator.server_contact import AdapterFailure, LoadedAdapter, ServerReport, WantedAdapter
 from rollout_operator.tenant_limits import MOST_CHARACTERS, ByteBudget, Held, pod_session, read_answer, shortened
@@ -367,15 +366,9 @@ def _json(server: Address, method: str, route: str, data: bytes) -> dict[str, An
     if estimated_values(data) > MOST_VALUES:
         raise ControlError(f"{server.name}: {method} {route} answered more than {MOST_VALUES} values")
     try:
-        answer = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ControlError(
-            f"{server.name}: {method} {route} answered with malformed JSON ({error}): {data[:100]!r}"
-        ) from error
-    if not isinstance(answer, dict):
-        kind = type(answer).__name__
-        raise ControlError(f"{server.name}: {method} {route} answered with a JSON {kind}; expected an object")
-    return answer
+        return json_object(data)
+    except ValueError as error:
+        raise ControlError(f"{server.name}: {method} {route} answered with {error}: {data[:100]!r}") from error
 
 
 class ReportedFailure(ApiModel):
