@@ -1,11 +1,13 @@
-"""Tasks that several callers share, and tasks without a caller.
+"""Tasks that several callers share, tasks without a caller, and the end of a process that serves until a signal.
 
 Several callers wait by `asyncio.shield`, so that a cancelled one does not end the work for others.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, MutableMapping
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, MutableMapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -46,3 +48,17 @@ async def repeat(step: Callable[[], Awaitable[None]], seconds: float) -> None:
             await step()
         except Exception:
             log.exception("%s failed; it is repeated in %g s", step.__qualname__, seconds)
+
+
+@contextlib.contextmanager
+def until_stopped() -> Iterator[asyncio.Event]:
+    """Yield an event that SIGTERM and SIGINT set."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for each in signals:
+        loop.add_signal_handler(each, stop.set)
+    try:
+        yield stop
+    finally:
+        for each in signals:
+            loop.remove_signal_handler(each)

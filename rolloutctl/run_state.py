@@ -5,6 +5,19 @@ from collections.abc import Sequence
 
 from agent_runtime.engine.run_folder import holder
 from agent_runtime.recording.health import HealthReport, is_working
+from agent_runtime.recording.overview import Overview
+
+
+def state_of_overview(run: Overview) -> str:
+    """Return the state of a run as its overview was read; see `state_of`."""
+    return state_of(
+        run.job_file.uid,
+        run.health,
+        finished=run.finished,
+        sealed=run.stats["rollouts"],
+        aborted=run.aborted,
+        damaged=run.damaged,
+    )
 
 
 def state_of(

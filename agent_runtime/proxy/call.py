@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 from agent_runtime.models.base import ModelReply
 from agent_runtime.proxy.chat import BadRequest
 from agent_runtime.proxy.http import whole_number
+from agent_runtime.shared_tasks import started
 
 RETRY_COUNT: Final = "x-stainless-retry-count"
 IDEMPOTENCY_KEY: Final = "idempotency-key"
@@ -127,7 +128,7 @@ class Call:
         self._pieces: list[Piece] = []
         self._tokens = 0
         self._token_at = 0.0
-        self._changed: asyncio.Future[None] | None = None
+        self._changed = asyncio.Event()
         self._task: asyncio.Future[ModelReply] | None = None
         self._clients = 0
         self._delivered: bool | None = False
@@ -154,8 +155,8 @@ class Call:
         return 0 if stalled or not self._pieces else max(self._tokens, len(self._pieces))
 
     def run(self, work: Coroutine[Any, Any, ModelReply]) -> None:
-        self._task = asyncio.ensure_future(work)
-        self._task.add_done_callback(self._done)
+        self._task = started(work)
+        self._task.add_done_callback(lambda _: self._wake())
 
     def replay(self, reply: ModelReply, *, delivered: bool) -> None:
         """Set a recorded answer. One that a client has stays delivered, also if a repeated request is interrupted."""
@@ -204,7 +205,7 @@ class Call:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_seconds):
                 while not self._pieces and not self._work.done():
-                    await self._change()
+                    await self._changed.wait()
         if self._work.done():
             self._work.result()
 
@@ -223,7 +224,7 @@ class Call:
             else:
                 try:
                     async with asyncio.timeout(pause_seconds):
-                        await self._change()
+                        await self._changed.wait()
                 except TimeoutError:
                     yield None
 
@@ -239,17 +240,7 @@ class Call:
         assert self._task is not None  # `run` or `replay` is called first
         return self._task
 
-    async def _change(self) -> None:
-        if self._changed is None:
-            self._changed = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._changed)
-
     def _wake(self) -> None:
-        if self._changed is not None:
-            changed, self._changed = self._changed, None
-            changed.set_result(None)
-
-    def _done(self, task: asyncio.Future[ModelReply]) -> None:
-        if not task.cancelled():
-            task.exception()  # retrieve it, because a disconnected client does not
-        self._wake()
+        """Wake all that wait for a change."""
+        self._changed.set()
+        self._changed.clear()

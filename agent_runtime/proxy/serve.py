@@ -5,8 +5,7 @@ import contextlib
 import gc
 import logging
 import os
-import signal
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
@@ -25,6 +24,7 @@ from agent_runtime.proxy.peers import Peers
 from agent_runtime.proxy.relay.hub import Hub
 from agent_runtime.proxy.relay.worker import Worker
 from agent_runtime.recording.store import Store
+from agent_runtime.shared_tasks import until_stopped
 from rollout_api.base import ApiModel, ShortText
 from rollout_api.model import Endpoint, ModelSpec
 
@@ -182,20 +182,6 @@ async def serve_worker(urls: list[str], key: str | None, model: Model, name: str
                 task.result()
     finally:
         await model.close()
-
-
-@contextlib.contextmanager
-def until_stopped() -> Iterator[asyncio.Event]:
-    """Yield an event that SIGTERM and SIGINT set."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for each in signals:
-        loop.add_signal_handler(each, stop.set)
-    try:
-        yield stop
-    finally:
-        for each in signals:
-            loop.remove_signal_handler(each)
 
 
 def log_to_stderr(*others: str) -> None:

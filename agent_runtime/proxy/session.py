@@ -49,6 +49,7 @@ from agent_runtime.proxy.metrics import Meter
 from agent_runtime.proxy.refused import call_error, is_failure
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.store import StorageError
+from agent_runtime.shared_tasks import started
 from rollout_api.base import ApiModel
 from rollout_api.model import Sampling
 from rollout_api.records import CallError, DeliveryRecord, IntentRecord, Message, Record
@@ -308,15 +309,10 @@ class Session:
         """Append the marks, then these records. A client that disconnects meanwhile does not cancel it: marks of other
         calls would be lost, and an answer that no client has would count.
         """
-        writing = asyncio.ensure_future(self._journal.append([*self._take_marks(), *records]))
+        writing = started(self._journal.append([*self._take_marks(), *records]))
         self._writing.add(writing)
-        writing.add_done_callback(self._written)
+        writing.add_done_callback(self._writing.discard)
         await asyncio.shield(writing)
-
-    def _written(self, writing: asyncio.Future[None]) -> None:
-        self._writing.discard(writing)
-        if not writing.cancelled():
-            writing.exception()  # retrieve it, because a cancelled call does not
 
     def drop(self) -> None:
         """Another replica has the session: drop all running calls."""

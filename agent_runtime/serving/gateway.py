@@ -15,7 +15,6 @@ import hmac
 import json
 import logging
 import os
-import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
@@ -31,6 +30,7 @@ from agent_runtime.serving.engine import Engine
 from agent_runtime.serving.forward import engine_session, forward, unavailable
 from agent_runtime.serving.json_calls import CallFailed, HookRequest, ask_hook, weights_digest
 from agent_runtime.serving.policies import Policies, PolicyRequest
+from agent_runtime.shared_tasks import until_stopped
 from rollout_api.base import ApiModel
 from rollout_api.cluster import (
     ENGINE_PROCESS_HEADER,
@@ -311,13 +311,12 @@ async def _run(options: argparse.Namespace) -> None:
     if options.policy_folder:
         checked = not described.updates.survives_bad_weights
         policies = Policies(options.policy_folder, environment(options.credentials), checked=checked)
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with AsyncExitStack() as stack:
-        ports = await serve(stack, token, policies, options.engine_url, options.port, options.control_port, described)
-        print("listening on ports {} and {}".format(*ports), flush=True)
-        await stop.wait()
+    with until_stopped() as stop:
+        async with AsyncExitStack() as stack:
+            ports = (options.port, options.control_port)
+            found = await serve(stack, token, policies, options.engine_url, *ports, described)
+            print("listening on ports {} and {}".format(*found), flush=True)
+            await stop.wait()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,7 +9,7 @@ from agent_runtime.recording.reader import DamagedRun
 from rollout_api.records import Outcome
 from rolloutctl.completion import DEFAULT_OUTPUT, RUN_FOLDER
 from rolloutctl.errors import CommandError
-from rolloutctl.run_state import state_of
+from rolloutctl.run_state import state_of_overview
 from rolloutctl.runs import WhereArgument, open_place
 from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, number, percent, say
 from rolloutctl.ui.figures import shortened_line
@@ -51,17 +51,6 @@ def _say_problems(runs: Sequence[Overview], damaged: Sequence[DamagedRun]) -> No
         say(f"{unreadable.folder} is damaged: {unreadable.problem}", "red")
 
 
-def _state(run: Overview) -> str:
-    return state_of(
-        run.job_file.uid,
-        run.health,
-        finished=run.finished,
-        sealed=run.stats["rollouts"],
-        aborted=run.aborted,
-        damaged=run.damaged,
-    )
-
-
 def _progress(run: Overview) -> str:
     return f"{run.stats['rollouts']} of {'…' if run.total is None else run.total}"
 
@@ -82,7 +71,7 @@ def _started(run: Overview) -> str:
 
 _CELLS: dict[str, Callable[[Overview], str]] = {
     "run": lambda run: run.folder,
-    "state": _state,
+    "state": state_of_overview,
     "rollouts": _progress,
     "mean": _mean,
     "pass@1": lambda run: percent(run.stats["passAtK"].get("1")),
@@ -95,7 +84,7 @@ def _json(run: Overview) -> dict[str, object]:
     return {
         "folder": run.folder,
         "name": run.job.metadata.name,
-        "state": _state(run),
+        "state": state_of_overview(run),
         "created": run.job_file.created,
         "total": run.total,
         "sealed": run.stats["rollouts"],

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import secrets
-import signal
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ from urllib.parse import quote
 import typer
 
 from agent_runtime.recording.store import Store, local_folder
+from agent_runtime.shared_tasks import until_stopped
 from rolloutctl.completion import complete_run
 from rolloutctl.errors import CommandError, did_you_mean, listening
 from rolloutctl.runs import open_existing, open_place
@@ -68,11 +68,9 @@ async def view(
 
 async def until_interrupted(words: str) -> None:
     """Print `words`, then wait for Ctrl-C or SIGTERM."""
-    interrupted, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupted.set)
-    say(words, "dim")
-    await interrupted.wait()
+    with until_stopped() as interrupted:
+        say(words, "dim")
+        await interrupted.wait()
 
 
 async def serve_run(uri: str) -> None:

@@ -9,7 +9,7 @@ from agent_runtime.recording.overview import Overview
 from agent_runtime.recording.reader import DamagedRun, RunFolder
 from agent_runtime.statistics import mean, pass_at_k, standard_error
 from rollout_api.model import Prices
-from rolloutctl.run_state import state_of
+from rolloutctl.run_state import state_of_overview
 from rolloutctl.viewer.rollout import visible
 from rolloutctl.viewer.table import RolloutTable
 
@@ -103,14 +103,7 @@ def row(run: Overview) -> Json:
             "tokens": stats["promptTokens"] + stats["completionTokens"],
             "duration": None if run.ended is None else run.ended - run.job_file.created,
             "cost": cost(prices, stats),
-            "state": state_of(
-                run.job_file.uid,
-                run.health,
-                finished=run.finished,
-                sealed=figures["sealed"],
-                aborted=run.aborted,
-                damaged=run.damaged,
-            ),
+            "state": state_of_overview(run),
             "aborted": run.aborted,
             "damaged": run.damaged,
         }

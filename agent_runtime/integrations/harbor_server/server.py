@@ -21,7 +21,8 @@ from agent_runtime.integrations.harbor_server.runs import Conflict, Full, Runs
 from agent_runtime.integrations.harbor_server.schemas import ARCHIVE, METADATA, PATH, RunRequest, RunResult, RunStatus
 from agent_runtime.proxy.app import server_runner
 from agent_runtime.proxy.http import request_key
-from agent_runtime.proxy.serve import log_to_stderr, until_stopped
+from agent_runtime.proxy.serve import log_to_stderr
+from agent_runtime.shared_tasks import until_stopped
 from rollout_api.base import problems_in
 from rollout_api.rollout_job import RolloutJob
 
