@@ -22,6 +22,11 @@ class Ref:
     def __str__(self) -> str:
         return f"{self.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind} {self.name}"
 
+    @classmethod
+    def of(cls, kind: str, obj: Manifest) -> "Ref":
+        metadata = obj["metadata"]
+        return cls(kind, metadata.get("namespace", ""), metadata["name"])
+
 
 @dataclass(frozen=True)
 class Remember:
@@ -47,8 +52,7 @@ class Create:
 
     @property
     def ref(self) -> Ref:
-        metadata = self.body["metadata"]
-        return Ref(self.body["kind"], metadata["namespace"], metadata["name"])
+        return Ref.of(self.body["kind"], self.body)
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,7 @@ class Replace:
 
     @property
     def ref(self) -> Ref:
-        metadata = self.body["metadata"]
-        return Ref(self.body["kind"], metadata["namespace"], metadata["name"])
+        return Ref.of(self.body["kind"], self.body)
 
 
 @dataclass(frozen=True)

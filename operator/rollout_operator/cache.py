@@ -194,20 +194,17 @@ def affected_by(kind: str, old: Manifest | None, new: Manifest | None, cache: Ca
     obj = new or old
     assert obj is not None
     if kind in PRIMARY:
-        itself = Ref(kind, obj["metadata"]["namespace"], obj["metadata"]["name"])
+        itself = Ref.of(kind, obj)
         if kind == "RolloutJob":  # A policy update waits for the job's runners only until the job has ended.
             server = model_server_of(obj)
             return [itself, server] if server else [itself]
         if kind == "ModelServer":
-            jobs = (
-                Ref("RolloutJob", job["metadata"]["namespace"], job["metadata"]["name"]) for job in users(itself, cache)
-            )
-            return [itself, *jobs]
+            return [itself, *(Ref.of("RolloutJob", job) for job in users(itself, cache))]
         if kind == "Sandbox" and (pool := controller_of(obj)) and pool["kind"] == "SandboxPool":
             return [itself, Ref("SandboxPool", itself.namespace, pool["name"])]
         return [itself]
     if kind == "Node":
-        itself = Ref(kind, "", obj["metadata"]["name"])
+        itself = Ref.of(kind, obj)
         same = old is not None and new is not None and is_ready(old) == is_ready(new)
         pods = () if same else cache.pods_on(itself.name)
         return [itself, *(ref for pod in pods for ref in affected_by("Pod", None, pod, cache))]
@@ -223,7 +220,7 @@ def affected_by(kind: str, old: Manifest | None, new: Manifest | None, cache: Ca
     owners = [Ref(owner["kind"], namespace, owner["name"])]
     if kind == "NetworkPolicy" and new is None:  # A job owns the NetworkPolicies of its Sandboxes.
         sandboxes = cache.owned("Sandbox", namespace, owner["uid"])
-        owners += (Ref("Sandbox", namespace, sandbox["metadata"]["name"]) for sandbox in sandboxes)
+        owners += (Ref.of("Sandbox", sandbox) for sandbox in sandboxes)
     if kind == "RolloutShard" and (job := cache.get("RolloutJob", namespace, owner["name"])):
         owners += filter(None, [model_server_of(job)])  # Policy updates wait for the runners' acknowledgements.
     if kind == "RolloutShard":

@@ -73,6 +73,16 @@ def start_problem(status: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
+def end_of_job(job: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    """Return the condition of a Job's success, and that of its failure; None for each that does not hold.
+
+    SuccessCriteriaMet and FailureTarget come earlier than Complete and Failed, which wait for the end of every pod. A pod
+    on a dead node may never end.
+    """
+    true = true_conditions(job.get("status") or {})
+    return true.get("SuccessCriteriaMet") or true.get("Complete"), true.get("FailureTarget") or true.get("Failed")
+
+
 def disruption(pod: Mapping[str, Any], *, is_over: bool) -> tuple[str, str] | None:
     """Return why Kubernetes ended a pod for a cause outside of it: Preempted, Evicted or NodeLost, and a message.
 

@@ -143,7 +143,7 @@ class Loop:
         self._leading = True
         for kind in self._queues:
             for obj in self._cache.all(kind):
-                self._wake([_ref(kind, obj)])
+                self._wake([Ref.of(kind, obj)])
 
     async def run(self) -> None:
         """Run until cancelled. Rounds in progress are then interrupted, which is safe because writes are independent."""
@@ -164,7 +164,7 @@ class Loop:
             if self._leading:
                 for obj in tuple(self._cache.all(kind)):
                     # Spread over time, so that a resync is not a burst.
-                    self._queues[kind].add_after(_ref(kind, obj), random.random() * self._config.resync_seconds / 10)
+                    self._queues[kind].add_after(Ref.of(kind, obj), random.random() * self._config.resync_seconds / 10)
 
     async def _work(self, kind: str) -> None:
         queue = self._queues[kind]
@@ -258,11 +258,6 @@ class Loop:
         self._held.discard(ref)
         self._errors.pop(ref, None)
         self._execution.forget(ref)
-
-
-def _ref(kind: str, obj: Manifest) -> Ref:
-    metadata = obj["metadata"]
-    return Ref(kind, metadata.get("namespace", ""), metadata["name"])
 
 
 def _changed(old: Manifest, new: Manifest) -> bool:

@@ -19,4 +19,4 @@ def plan(node: Manifest) -> Plan:
     change |= {key: None for key, value in found.items() if key not in wanted and value == LACKS_USER_NAMESPACES}
     if not change:
         return Plan()
-    return Plan((Patch(Ref("Node", "", node["metadata"]["name"]), {"metadata": {"labels": change}}),))
+    return Plan((Patch(Ref.of("Node", node), {"metadata": {"labels": change}}),))

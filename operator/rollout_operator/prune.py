@@ -14,7 +14,7 @@ from rollout_api.base import API_GROUP
 from rollout_api.model_server import ModelServerStatus
 from rollout_api.on_cluster.nodes import LABEL_PREFIX
 from rollout_api.on_cluster.objects import EXCESS, Manifest, size_problem
-from rollout_api.on_cluster.template import BUNDLE_VOLUME
+from rollout_api.on_cluster.template import BUNDLE_VOLUME, without_nulls
 from rollout_api.rollout_job import RolloutJobStatus, RunnerReport
 from rollout_api.sandbox import SandboxStatus
 from rollout_api.sandbox_pool import SandboxPoolStatus
@@ -82,7 +82,7 @@ def prune(kind: str, obj: Manifest) -> Manifest:
 
 def readable_status(kind: str, status: Any) -> dict[str, Any]:
     """Return the fields and list entries of a status that match its API type; empty if it is not a mapping."""
-    kept: dict[str, Any] = _without_nulls(status) if isinstance(status, Mapping) else {}
+    kept: dict[str, Any] = without_nulls(status) if isinstance(status, Mapping) else {}
     while kept:
         try:
             _STATUS[kind].model_validate(kept)
@@ -195,14 +195,6 @@ def _job_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
 def readable_spec(spec: Any) -> dict[str, Any]:
     """Return the fields of a spec that are set; empty if it is not a mapping."""
     return {field: value for field, value in spec.items() if value is not None} if isinstance(spec, Mapping) else {}
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    if isinstance(value, list):
-        return [_without_nulls(inner) for inner in value if inner is not None]
-    return value
 
 
 def _share(value: Any) -> Any:

@@ -14,7 +14,7 @@ from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.rollout_job import RunnerState
 from rollout_operator.actions import Fact, Ref
 from rollout_operator.cache import controller_of, read_as, reports_of, uid_of, users
-from rollout_operator.conditions import start_problem
+from rollout_operator.conditions import end_of_job, start_problem
 from rollout_operator.model_server.control import LOAD_SECONDS
 from rollout_operator.model_server.objects import (
     OPTIONAL_KINDS,
@@ -114,7 +114,7 @@ def _source(policy: Policy) -> PolicySource:
 
 def observe(world: World, obj: Manifest) -> Observed:
     metadata, uid = obj["metadata"], uid_of(obj)
-    ref = Ref("ModelServer", metadata["namespace"], metadata["name"])
+    ref = Ref.of("ModelServer", obj)
     status = read_as(ModelServerStatus, obj.get("status")) or ModelServerStatus()
     objects = {(kind, found["metadata"]["name"]): found for kind, found in _owned_objects(world, ref, uid)}
     pods = list(_pods(world, ref, uid, max(_replicas(obj), len(status.servers), *map(_replicas, objects.values()))))
@@ -193,12 +193,11 @@ def _replicas(obj: Manifest) -> int:
 def _download(world: World, job: Manifest | None) -> Download | None:
     if job is None:
         return None
-    true = true_conditions(job.get("status") or {})
+    succeeded, failed = end_of_job(job)
     pods = [pod.get("status") or {} for pod in world.cache.owned("Pod", job["metadata"]["namespace"], uid_of(job))]
-    failed = true.get("FailureTarget") or true.get("Failed")
     words = "; ".join(dict.fromkeys(word for status in pods if (word := _termination_message(status))))
     return Download(
-        done="SuccessCriteriaMet" in true or "Complete" in true,
+        done=succeeded is not None,
         failed=None if failed is None else words or failed.get("message", "its pods failed"),
         trouble=next(
             (found for status in pods if status.get("phase") == "Pending" and (found := start_problem(status))), None

@@ -12,7 +12,7 @@ from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.rollout_job import Restarts, RunnerReport, RunnerState
 from rollout_operator.actions import Ref
 from rollout_operator.cache import Cache, controller_of, model_server_of, report_of, reports_of, uid_of
-from rollout_operator.conditions import disruption, parse_time, start_problem
+from rollout_operator.conditions import disruption, end_of_job, parse_time, start_problem
 from rollout_operator.world import World
 
 GONE_AFTER: Final = timedelta(seconds=60)
@@ -102,8 +102,7 @@ class Observed:
 
     @property
     def ref(self) -> Ref:
-        metadata = self.manifest["metadata"]
-        return Ref("RolloutJob", metadata["namespace"], metadata["name"])
+        return Ref.of("RolloutJob", self.manifest)
 
     @property
     def uid(self) -> str:
@@ -198,7 +197,7 @@ def observe(world: World, obj: Manifest) -> Observed:
         batch_job=batch_job,
         pods=tuple(_runner_pod(pod, world.now) for pod in pods),
         sandboxes=tuple(
-            (Ref("Sandbox", namespace, sandbox["metadata"]["name"]), uid_of(sandbox))
+            (Ref.of("Sandbox", sandbox), uid_of(sandbox))
             for sandbox in world.cache.owned("Sandbox", namespace, uid)
             if "deletionTimestamp" not in sandbox["metadata"]
         ),
@@ -251,11 +250,7 @@ def _model_server(world: World, job: Manifest) -> Manifest | None:
 
 def _batch_job(job: Manifest) -> BatchJob:
     status, annotations = job.get("status") or {}, job["metadata"].get("annotations") or {}
-    # FailureTarget and SuccessCriteriaMet come earlier than Failed and Complete, which wait for the end of every pod. A pod
-    # on a dead node may never end.
-    true = true_conditions(status)
-    given_up = true.get("FailureTarget") or true.get("Failed")
-    completed = true.get("SuccessCriteriaMet") or true.get("Complete")
+    completed, given_up = end_of_job(job)
     return BatchJob(
         uid=uid_of(job),
         created=parse_time(job["metadata"]["creationTimestamp"]),
@@ -264,7 +259,7 @@ def _batch_job(job: Manifest) -> BatchJob:
         may_admit_fewer=KUEUE_MIN_PARALLELISM in annotations,
         suspend=bool(job["spec"].get("suspend")),
         suspend_set=annotations.get(SUSPEND_ANNOTATION) == "true",
-        suspended="Suspended" in true and not status.get("active"),
+        suspended="Suspended" in true_conditions(status) and not status.get("active"),
         leaving="deletionTimestamp" in job["metadata"],
         failed_pods=int(status.get("failed", 0)),
         completed=None if completed is None else parse_time(completed["lastTransitionTime"]),

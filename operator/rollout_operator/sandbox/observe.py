@@ -6,14 +6,13 @@ from datetime import datetime
 from typing import Any, Literal
 
 from rollout_api.cluster import EXECUTOR_ANNOTATION, POD_ANNOTATION, by_hand_name
-from rollout_api.conditions import true_conditions
 from rollout_api.on_cluster.nodes import NodeCounts
 from rollout_api.on_cluster.objects import EXCESS, Manifest
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.sandbox import SandboxSpec, SandboxStatus, Security, WorkspaceMode
 from rollout_operator.actions import Fact, Ref
 from rollout_operator.cache import controller_of, read_as, uid_of
-from rollout_operator.conditions import parse_time
+from rollout_operator.conditions import end_of_job, parse_time
 from rollout_operator.executor_contact import ExecutorReport
 from rollout_operator.sandbox.validate import Owner, parse_spec
 from rollout_operator.world import World
@@ -186,9 +185,7 @@ def _parking_jobs(world: World, namespace: str, uid: str) -> Iterator[ParkingJob
     for job in world.cache.owned("Job", namespace, uid):
         if "deletionTimestamp" in job["metadata"]:
             continue
-        true = true_conditions(job.get("status") or {})
-        failed = true.get("FailureTarget") or true.get("Failed")
-        succeeded = true.get("SuccessCriteriaMet") or true.get("Complete")
+        succeeded, failed = end_of_job(job)
         ended = [
             container["state"]["terminated"]
             for pod in world.cache.owned("Pod", namespace, uid_of(job))
