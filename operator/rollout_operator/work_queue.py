@@ -58,15 +58,13 @@ class WorkQueue(Generic[K]):
 
     def advance(self, key: K) -> None:
         """Record progress on a key."""
-        if key in self._working:
+        if key in self._advanced:
             self._advanced[key] = self._clock()
 
     def stalled(self) -> float:
         """Return the longest time without progress on a key; 0 if none is in process."""
         now = self._clock()
-        return max(
-            (now - max(since, self._advanced.get(key, since)) for key, since in self._working.items()), default=0.0
-        )
+        return now - min(self._advanced.values(), default=now)
 
     def add(self, key: K) -> None:
         """Queue the key without delay."""
@@ -118,13 +116,12 @@ class WorkQueue(Generic[K]):
         if line:
             self._ready[group] = line
         self._due.pop(key, None)
-        self._working[key] = now
+        self._working[key] = self._advanced[key] = now
         return key
 
     def done(self, key: K) -> None:
         """Finish processing a key."""
-        del self._working[key]
-        self._advanced.pop(key, None)
+        del self._working[key], self._advanced[key]
         if (added := self._again.pop(key, None)) is not None:
             self._ready.setdefault(self._group_of(key), {})[key] = added
             self._changed.set()
