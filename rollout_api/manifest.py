@@ -82,7 +82,7 @@ def load_manifest(path_or_text: str | Path) -> RolloutJob:
             known = {problem.path for problem in problems}
             problems += [
                 Problem(path_of(location), message, document.line(location))
-                for location, message in explain(error, RolloutJob, document.value)
+                for location, message in located_messages(error, RolloutJob, document.value)
                 if path_of(location) not in known
             ]
     raise ManifestError(problems, source)
@@ -318,7 +318,13 @@ def _header_problems(document: _Document) -> list[Problem]:
 # Messages for pydantic's errors
 
 
-def explain(error: ValidationError, model: type[BaseModel], value: Any) -> list[tuple[Location, str]]:
+def explain(error: ValidationError, model: type[BaseModel], value: Any, within: Location = ()) -> tuple[Problem, ...]:
+    """Return pydantic's errors as problems, without lines. `within` is the location of the value in the manifest."""
+    found = located_messages(error, model, value)
+    return tuple(Problem(path_of((*within, *location)), message) for location, message in found)
+
+
+def located_messages(error: ValidationError, model: type[BaseModel], value: Any) -> list[tuple[Location, str]]:
     """Return the field of each of pydantic's errors, with a message that needs no knowledge of pydantic."""
     found: dict[Location, list[str]] = {}
     located = [(_location(details, value), details) for details in error.errors(include_url=False)]

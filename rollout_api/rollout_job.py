@@ -54,23 +54,15 @@ class TrajectoryFormat(StrEnum):
     MINI_SWE_AGENT = "MiniSWEAgent"
     """`mini-swe-agent-1.1`."""
     SWE_AGENT = "SWEAgent"
-    """SWE-agent's `.traj`."""
     ATIF = "ATIF"
     """Agent Trajectory Interchange Format, any version 1."""
     CLAUDE_CODE = "ClaudeCode"
-    """The session file of Claude Code, JSON lines."""
     CODEX = "Codex"
-    """The rollout file of Codex, JSON lines."""
     QWEN_CODE = "QwenCode"
-    """The chat file of Qwen Code, JSON lines."""
     PI = "Pi"
-    """The session file of Pi, JSON lines."""
     OPEN_CODE = "OpenCode"
-    """The output of `opencode export`, JSON."""
     GEMINI_CLI = "GeminiCLI"
-    """The chat file of Gemini CLI, JSON or JSON lines."""
     OPEN_HANDS = "OpenHands"
-    """The files of a conversation of OpenHands, JSON lines: its state, then its events."""
 
 
 class AgentTrajectory(ApiModel):
@@ -87,9 +79,7 @@ class ContextMethod(StrEnum):
     """`Truncate`: drop the oldest turns. `Summarize`: replace all earlier turns by a summary that the model writes."""
 
     TRUNCATE = "Truncate"
-    """Drop the oldest turns."""
     SUMMARIZE = "Summarize"
-    """The model writes a summary in a separate turn. The summary replaces all earlier turns."""
 
 
 class ContextLimit(ApiModel):

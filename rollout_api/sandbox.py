@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds, distinct, quantity_value
+from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds, ShortText, distinct, quantity_value
 from rollout_api.conditions import Condition, Metadata
 from rollout_api.selectors import LabelSelector
 from rollout_api.storage import Storage
@@ -158,9 +158,9 @@ class Security(StrEnum):
 class SandboxBase(ApiModel):
     """Fields of every sandbox, of a job or created by hand."""
 
-    image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+    image: ShortText | None = None
     """The task's root file system: the name of a container image, or for the `Local` provider also a path."""
-    working_dir: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)] | None = None
+    working_dir: AbsolutePath | None = None
     """Folder in which commands start and files are placed; created if missing. Default: `/workspace`; on a laptop
     the image's own working directory, if it has one.
     """
@@ -242,9 +242,9 @@ class SandboxTemplate(SandboxBase):
 class SandboxOverrides(ApiModel):
     """Changes of a single task to `spec.sandbox`. A field left out keeps the job's value."""
 
-    image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+    image: ShortText | None = None
     """Container image."""
-    working_dir: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)] | None = None
+    working_dir: AbsolutePath | None = None
     """Folder in which commands start."""
     user: UserName | None = None
     """User of all commands."""

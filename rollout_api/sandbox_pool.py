@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds, quantity_value
+from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds, ShortText, quantity_value
 from rollout_api.conditions import Condition, Metadata, Timestamp
 from rollout_api.measured_memory import Measured
 from rollout_api.sandbox import (
@@ -26,7 +26,7 @@ LONGEST_SECONDS = 604_800
 class PoolSandbox(ApiModel):
     """The sandboxes of a pool. Fields mean the same as in a job's `spec.sandbox`."""
 
-    image: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+    image: ShortText
     """Container image, the base of all environments that may use the pool."""
     resources: Resources = Resources()
     """Limits of one workspace. A sandbox requests that much for each of its places, of memory `memoryRequest`."""

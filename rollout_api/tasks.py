@@ -84,7 +84,7 @@ class TaskVerifier(ApiModel):
     """Variables added to the environment of the verifier's commands alone."""
     user: UserName | None = None
     """User of the verifier's commands; the sandbox's user when left out."""
-    image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+    image: ShortText | None = None
     """Image of the grading workspace, for mode Separate; the task's own when left out."""
     dockerfile: Dockerfile | None = None
     """Dockerfile of the grading workspace, instead of `image`."""
@@ -327,7 +327,7 @@ class EnvironmentGroups(TaskEnvironment):
     """Label of its results, and prefix of its tasks' names. Its id when left out."""
     groups: Annotated[int, Field(ge=1, le=10_000_000)] = 1
     """Number of tasks, each with its own seed."""
-    prompt: Annotated[str, StringConstraints(min_length=1, max_length=204_800, pattern=r"\S")] = ENVIRONMENT_PROMPT
+    prompt: Prompt = ENVIRONMENT_PROMPT
     """Prompt of the model: agent `Environment` uses it at each turn, other agents at the first. `{observation}`,
     `{feedback}` (the problem of the last answer), `{turn}` and `{actionsLeft}` are filled in.
     """
@@ -367,13 +367,7 @@ _DISTINCT_TAGS = distinct("label", "two environments have the tag {!r}; give eac
 class Dockerfiles(ApiModel):
     """How the job builds the Dockerfiles of its tasks."""
 
-    bases: Annotated[
-        dict[
-            Annotated[str, StringConstraints(min_length=1, max_length=1024)],
-            Annotated[str, StringConstraints(min_length=1, max_length=1024)],
-        ],
-        Field(max_length=256),
-    ] = {}
+    bases: Annotated[dict[ShortText, ShortText], Field(max_length=256)] = {}
     """Images that replace those named in Dockerfiles. A name such as `ubuntu:24.04`, or a prefix that ends with `/` or
     `:`, becomes an image as in `sandbox.image`.
     """
@@ -397,7 +391,7 @@ class Tasks(ApiModel):
     """A file or folder of tasks."""
     stream: TaskStream | None = None
     """The job stays open: groups are submitted while it runs, until the stream is closed."""
-    image_template: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+    image_template: ShortText | None = None
     """Image of the tasks in `from` that name none. `{name}` is replaced by the task's name in lower case, `{digest}` by
     the digest of the inputs of its Dockerfile.
     """

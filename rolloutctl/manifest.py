@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rollout_api.manifest import ManifestError, explain, load_manifest, path_of
+from rollout_api.manifest import ManifestError, load_manifest, located_messages, path_of
 from rollout_api.model import MODEL_SOURCES
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import TaskFormat, Tasks
@@ -88,7 +88,7 @@ def with_options(
     except ValidationError as error:
         problems = [
             f"{_OPTIONS.get(str(location[-1]) if location else '', path_of(location))}: {message}"
-            for location, message in explain(error, RolloutJob, document)
+            for location, message in located_messages(error, RolloutJob, document)
         ]
         raise CommandError(f"The manifest is invalid with these options: {'; '.join(problems)}") from error
 

@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 
 from agent_runtime.extensions import ExtensionError, Registry, create
 from agent_runtime.plugins.base import KINDS
-from rollout_api.manifest import explain, path_of
+from rollout_api.manifest import explain
 from rollout_api.rollout_job import PluginUse
 
 
@@ -48,7 +48,7 @@ def made(plugin_class: type[Any], name: str, config: Mapping[str, Any]) -> Any:
     try:
         options = model.model_validate(dict(config))
     except ValidationError as error:
-        problems = [f"config.{path_of(place)}: {message}" for place, message in explain(error, model, dict(config))]
+        problems = explain(error, model, dict(config), within=("config",))
         raise ExtensionError("\n".join(f"plugin {name!r}: {problem}" for problem in problems)) from error
     given = {field: getattr(options, field) for field in model.model_fields}
     return create("plugin", name, lambda: plugin_class(**given))

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks
 from agent_runtime.tasks.table import Row, RowError, check_columns, json_list, open_table, tasks_of_table
-from rollout_api.manifest import explain, path_of
+from rollout_api.manifest import explain
 from rollout_api.tasks import Task
 
 Instance = Mapping[str, Any]
@@ -55,9 +55,7 @@ def valid(values: dict[str, Any]) -> Task:
 
 def row_error(error: ValidationError, values: dict[str, Any]) -> RowError:
     """Return an error with each problem of a task's fields."""
-    return RowError(
-        [f"{path_of(place)}: {message}".removeprefix(": ") for place, message in explain(error, Task, values)]
-    )
+    return RowError([str(problem) for problem in explain(error, Task, values)])
 
 
 class Checked:

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import ValidationError
 
 from rollout_api.base import quantity_value
-from rollout_api.manifest import Problem, explain, path_of, validate
+from rollout_api.manifest import Problem, explain, validate
 from rollout_api.model_server import NAME_RULE, RESERVED_SUFFIXES, ModelServer, TransferMode
 from rollout_api.nesting import too_deep
 from rollout_api.on_cluster import template
@@ -47,8 +47,7 @@ def parse(manifest: Manifest, privileged_namespaces: Sequence[str]) -> Parsed:
             ModelServer, {field: value for field, value in manifest.items() if field not in ("status", EXCESS)}
         )
     except ValidationError as error:
-        found = explain(error, ModelServer, dict(manifest))
-        return Parsed(None, tuple(Problem(path_of(location), message) for location, message in found))
+        return Parsed(None, explain(error, ModelServer, dict(manifest)))
     excess = [Problem("spec", why)] if why else []
     return Parsed(server, (*excess, *problems_of(server, privileged_namespaces)))
 
@@ -69,13 +68,10 @@ def problems_of(server: ModelServer, privileged_namespaces: Sequence[str]) -> It
         )
         yield Problem("spec.resources.memory", message)
     pod_template = template.without_nulls(spec.pod_template or {})
-    malformed = (problem.partition(": ") for problem in template.merge_problems(pod_template, "spec.podTemplate"))
-    yield from (Problem(path, message) for path, _, message in malformed)
+    yield from template.merge_problems(pod_template, "spec.podTemplate")
     if server.metadata.namespace not in privileged_namespaces:
         annotations = _mapping(_mapping(pod_template.get("metadata")).get("annotations"))
-        for refusal in template.refused_keys(annotations, "spec.podTemplate.metadata.annotations", template.NODE_KEYS):
-            path, _, message = refusal.partition(": ")
-            yield Problem(path, message)
+        yield from template.refused_keys(annotations, "spec.podTemplate.metadata.annotations", template.NODE_KEYS)
         for path in _privileged_paths(pod_template, "spec.podTemplate"):
             message = (
                 "is refused: it grants rights on the node; leave it out, or have the namespace added to the chart's "

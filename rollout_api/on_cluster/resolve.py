@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from rollout_api.base import API_VERSION
+from rollout_api.base import API_VERSION, OBJECT_NAME_LENGTH
 from rollout_api.cluster import RUNNER_FOLDER, own_model_server_name
 from rollout_api.conditions import Metadata
-from rollout_api.manifest import Problem, explain, path_of, validate
+from rollout_api.manifest import Problem, explain, validate
 from rollout_api.model import ApiKeySource, ModelSpec
 from rollout_api.model_server import ModelServer
 from rollout_api.nesting import too_deep
@@ -29,9 +29,6 @@ from rollout_api.sandbox import Security
 
 STORES: Final = ("s3", "gs", "az")
 """Object stores that runners can reach (agent_runtime/recording/store.py)."""
-
-OBJECT_NAME_CHARACTERS: Final = 52
-"""Longest name of an object (rollout_api.base.ObjectName)."""
 
 SECRET_BYTES: Final = 1_000_000
 """Most bytes of job.json. A Secret holds 1 MiB, including the key and the names."""
@@ -71,8 +68,7 @@ def resolve(manifest: Manifest, config: OperatorConfig, server: Manifest | None 
     try:
         job = validate(RolloutJob, {field: value for field, value in manifest.items() if field != "status"})
     except ValidationError as error:
-        found = explain(error, RolloutJob, manifest)
-        return Resolved(None, tuple(Problem(path_of(location), message) for location, message in found))
+        return Resolved(None, explain(error, RolloutJob, manifest))
     metadata = job.metadata
     spec = _with_defaults(job.spec, config.defaults)
     if problems := [*_problems(spec, metadata.namespace or "", config), *_server_problems(job, config, server)]:
@@ -168,11 +164,10 @@ def _template_problems(spec: RolloutJobSpec) -> list[Problem]:
     pod_template = template.without_nulls(spec.sandbox.pod_template or {})
     check = template.merge_problems if spec.security is Security.PRIVILEGED else template.refusals
     runners = template.without_nulls(spec.runners.pod_template or {})
-    refused = [
+    return [
         *check(pod_template, "spec.sandbox.podTemplate"),
         *template.refusals(runners, "spec.runners.podTemplate", RUNNER_PARTS),
     ]
-    return [Problem(path, message) for path, _, message in (refusal.partition(": ") for refusal in refused)]
 
 
 def _model_problems(model: ModelSpec) -> list[Problem]:
@@ -187,10 +182,8 @@ def _server_problems(job: RolloutJob, config: OperatorConfig, server: Manifest |
     if model is None:
         return problems
     if model.server is not None:
-        if (length := len(own_model_server_name(job.metadata.name))) > OBJECT_NAME_CHARACTERS:
-            message = (
-                f"is {length - OBJECT_NAME_CHARACTERS} characters too long for a job with a ModelServer of its own"
-            )
+        if (excess := len(own_model_server_name(job.metadata.name)) - OBJECT_NAME_LENGTH) > 0:
+            message = f"is {excess} characters too long for a job with a ModelServer of its own"
             problems.append(Problem("metadata.name", message))
         named = job.metadata.model_copy(update={"name": own_model_server_name(job.metadata.name)})
         own = ModelServer.model_construct(metadata=named, spec=model.server)

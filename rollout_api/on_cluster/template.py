@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rollout_api.base import API_GROUP
+from rollout_api.manifest import Problem
 
 CONTAINER = "sandbox"
 INIT_CONTAINER = "executor"
@@ -189,9 +190,9 @@ def without_nulls(value: Json) -> Json:
     return value
 
 
-def refusals(template: Mapping[str, Json], where: str, own: OwnParts = SANDBOX_PARTS) -> list[str]:
-    """Return why a template (without nulls) is not allowed in `security: Standard`, as `path: message`. `where` is the
-    template's path in the manifest.
+def refusals(template: Mapping[str, Json], where: str, own: OwnParts = SANDBOX_PARTS) -> list[Problem]:
+    """Return why a template (without nulls) is not allowed in `security: Standard`. `where` is the template's path in the
+    manifest.
     """
     found = [*_further_containers(template, where, own.container), *_compare(template, ALLOWED, where)]
     if found:
@@ -203,9 +204,9 @@ def refusals(template: Mapping[str, Json], where: str, own: OwnParts = SANDBOX_P
     for index, volume in enumerate(volumes):
         path = f"{where}.spec.volumes[{index}]"
         if volume.get("name") in own.volumes:
-            found.append(f"{path}.name: {volume['name']} is the operator's own volume; choose another name")
+            found.append(Problem(f"{path}.name", f"{volume['name']} is the operator's own volume; choose another name"))
         if ("emptyDir" in volume) == ("image" in volume):
-            found.append(f"{path}: expected exactly one of emptyDir and image")
+            found.append(Problem(path, "expected exactly one of emptyDir and image"))
     names = {volume.get("name") for volume in volumes}
     for index, container in enumerate(spec.get("containers", [])):
         path = f"{where}.spec.containers[{index}]"
@@ -214,11 +215,11 @@ def refusals(template: Mapping[str, Json], where: str, own: OwnParts = SANDBOX_P
     return found
 
 
-def merge_problems(template: Mapping[str, Json], where: str) -> list[str]:
-    """Return why a template of `security: Privileged` cannot be merged, as `path: message`."""
+def merge_problems(template: Mapping[str, Json], where: str) -> list[Problem]:
+    """Return why a template of `security: Privileged` cannot be merged."""
     spec = template.get("spec", {})
     found = [
-        f"{where}.{name}: expected a mapping"
+        Problem(f"{where}.{name}", "expected a mapping")
         for name in ("metadata", "spec")
         if not isinstance(template.get(name, {}), Mapping)
     ]
@@ -229,7 +230,7 @@ def merge_problems(template: Mapping[str, Json], where: str) -> list[str]:
         if not isinstance(entries, list) or not all(
             isinstance(e, Mapping) and isinstance(e.get(key), str) for e in entries
         ):
-            found.append(f"{where}.spec.{name}: expected a list of mappings, each with {key}")
+            found.append(Problem(f"{where}.spec.{name}", f"expected a list of mappings, each with {key}"))
     metadata = {name: keys for name, keys in template.get("metadata", {}).items() if name in ALLOWED["metadata"]}
     found += _compare(metadata, ALLOWED["metadata"], f"{where}.metadata")
     return found + _compare(spec.get("affinity", {}), ALLOWED["spec"]["affinity"], f"{where}.spec.affinity")
@@ -268,33 +269,33 @@ def _merge_lists(field: str, base: list[Json], over: list[Json]) -> list[Json]:
     return list(merged.values())
 
 
-def _further_containers(template: Mapping[str, Json], where: str, own: str) -> list[str]:
+def _further_containers(template: Mapping[str, Json], where: str, own: str) -> list[Problem]:
     """Return a refusal for each further container. Problems inside such containers are not reported."""
     spec = template.get("spec")
     containers = spec.get("containers") if isinstance(spec, Mapping) else None
     return [
-        f"{where}.spec.containers[{index}].name: is {container.get('name')!r}, expected {own!r}: {_ONE}"
+        Problem(f"{where}.spec.containers[{index}].name", f"is {container.get('name')!r}, expected {own!r}: {_ONE}")
         for index, container in enumerate(containers if isinstance(containers, list) else [])
         if isinstance(container, Mapping) and container.get("name") != own
     ]
 
 
-def _compare(value: Json, allowed: Json, path: str) -> list[str]:
+def _compare(value: Json, allowed: Json, path: str) -> list[Problem]:
     if isinstance(allowed, str):
-        return [] if _has_form(value, allowed) else [f"{path}: expected {allowed}"]
+        return [] if _has_form(value, allowed) else [Problem(path, f"expected {allowed}")]
     if isinstance(allowed, Sequence):
         if not isinstance(value, list):
-            return [f"{path}: expected a list"]
+            return [Problem(path, "expected a list")]
         return [problem for i, inner in enumerate(value) for problem in _compare(inner, allowed[0], f"{path}[{i}]")]
     if not isinstance(value, Mapping):
-        return [f"{path}: expected a mapping"]
+        return [Problem(path, "expected a mapping")]
     found = []
     for name, inner in value.items():
         if name in allowed:
             found += _compare(inner, allowed[name], f"{path}.{name}")
         else:
             why = REFUSAL_REASONS.get(name, f"not supported here; supported fields are {', '.join(allowed)}")
-            found.append(f"{path}.{name}: refused: {why}")
+            found.append(Problem(f"{path}.{name}", f"refused: {why}"))
     return found
 
 
@@ -313,28 +314,29 @@ def _has_form(value: Json, form: str) -> bool:
     return all(isinstance(inner, types) and not isinstance(inner, bool) for inner in value.values())
 
 
-def refused_keys(keys: Iterable[str], path: str, refused: tuple[str, ...] = REFUSED_KEYS) -> list[str]:
+def refused_keys(keys: Iterable[str], path: str, refused: tuple[str, ...] = REFUSED_KEYS) -> list[Problem]:
     """Return why labels or annotations are refused: the operator's own, and those with a prefix in `refused`."""
     found = []
     for key in keys:
         if key.startswith(OWN_KEYS):
-            found.append(
-                f"{path}[{key}]: refused: the operator and its NetworkPolicies identify the pod by it; choose another key"
-            )
+            why = "refused: the operator and its NetworkPolicies identify the pod by it; choose another key"
         elif key.startswith(refused):
-            found.append(
-                f"{path}[{key}]: refused: it makes other software change the pod's rights or network; remove it"
-            )
+            why = "refused: it makes other software change the pod's rights or network; remove it"
+        else:
+            continue
+        found.append(Problem(f"{path}[{key}]", why))
     return found
 
 
-def _refused_mount(mount: Mapping[str, Json], names: set[Json], path: str, folder: str) -> list[str]:
+def _refused_mount(mount: Mapping[str, Json], names: set[Json], path: str, folder: str) -> list[Problem]:
     found = []
     if mount.get("name") not in names:
-        found.append(f"{path}.name: {mount.get('name')!r} is not a volume of this template; add it to spec.volumes")
+        why = f"{mount.get('name')!r} is not a volume of this template; add it to spec.volumes"
+        found.append(Problem(f"{path}.name", why))
     target = posixpath.normpath("/" + str(mount.get("mountPath", "/")).lstrip("/"))
     if _is_below(target, folder) or _is_below(folder, target):
-        found.append(f"{path}.mountPath: {target} would hide the operator's files in {folder}; choose another folder")
+        why = f"{target} would hide the operator's files in {folder}; choose another folder"
+        found.append(Problem(f"{path}.mountPath", why))
     return found
 
 

@@ -20,7 +20,7 @@ from agent_runtime.integrations.harbor_server.schemas import (
 )
 from agent_runtime.recording.job_record import output_uri
 from agent_runtime.sandboxes.images.store import place_of
-from rollout_api.manifest import explain, path_of, validate
+from rollout_api.manifest import explain, validate
 from rollout_api.records import Outcome, Record, ResponseRecord, Result, Verdict
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, RolloutJob
 from rollout_api.tasks import Task
@@ -218,5 +218,5 @@ def _valid(kind: type[Any], wire: dict[str, Any], what: str) -> Any:
     try:
         return validate(kind, wire)
     except ValidationError as error:
-        problems = "; ".join(f"{path_of(place)}: {message}" for place, message in explain(error, kind, wire))
+        problems = "; ".join(map(str, explain(error, kind, wire)))
         raise RunRefused(f"{what} is not valid: {problems}") from error

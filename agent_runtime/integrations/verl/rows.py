@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from agent_runtime.integrations.harbor_server.rows import HarborRows, NoTask
 from agent_runtime.tasks import TaskSourceError
-from rollout_api.manifest import explain, path_of, validate
+from rollout_api.manifest import explain, validate
 from rollout_api.tasks import Task
 
 
@@ -73,7 +73,7 @@ def read_row(fields: Mapping[str, Any], harbor: HarborRows | None = None) -> Row
     try:
         task = validate(Task, wire)
     except ValidationError as error:
-        problems = "; ".join(f"{path_of(place)}: {message}" for place, message in explain(error, Task, wire))
+        problems = "; ".join(map(str, explain(error, Task, wire)))
         raise RowError(f"{place}: extra_info.task: {problems}") from error
     return Row(uid, task, system, _plain(fields.get("tools_kwargs")) or {})
 

@@ -16,7 +16,7 @@ from rollout_api.cluster import (
     pool_secret_name,
     runner_name,
 )
-from rollout_api.manifest import explain, path_of
+from rollout_api.manifest import explain
 from rollout_api.on_cluster import template
 from rollout_api.on_cluster.resolve import storage_problems
 from rollout_api.sandbox import SandboxSpec, Security
@@ -67,8 +67,7 @@ def parse_spec(spec: Mapping[str, Any]) -> SandboxSpec | list[str]:
     try:
         return SandboxSpec.model_validate(spec)
     except ValidationError as error:
-        found = explain(error, SandboxSpec, dict(spec))
-        return [f"{path_of(('spec', *location))}: {words}" for location, words in found]
+        return [*map(str, explain(error, SandboxSpec, dict(spec), within=("spec",)))]
 
 
 def pod_template(spec: SandboxSpec, owner: Owner | None) -> Mapping[str, Any]:
@@ -100,8 +99,8 @@ def problems(spec: SandboxSpec, owner: Owner | None, namespace: str, privileged_
                 f"{security_field}: Privileged is not allowed in namespace {namespace}, "
                 f"only in the chart's privilegedNamespaces ({listed})"
             )
-        return found + template.merge_problems(merged, where)
-    refused = template.refusals(merged, where)
+        return [*found, *map(str, template.merge_problems(merged, where))]
+    refused = [*map(str, template.refusals(merged, where))]
     if refused:
         refused.append(f"({security_field}: Privileged allows it, in a namespace of the chart's privilegedNamespaces)")
     return found + refused

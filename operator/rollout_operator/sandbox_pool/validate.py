@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rollout_api.base import quantity_value
-from rollout_api.manifest import explain, path_of
+from rollout_api.manifest import explain
 from rollout_api.on_cluster.operator_config import OperatorConfig
 from rollout_api.sandbox_pool import SandboxPoolSpec, pooled_sandbox
 from rollout_operator.sandbox.validate import Owner
@@ -20,8 +20,7 @@ def checked(
     try:
         parsed = SandboxPoolSpec.model_validate(spec)
     except ValidationError as error:
-        found = explain(error, SandboxPoolSpec, dict(spec))
-        return [f"{path_of(('spec', *location))}: {words}" for location, words in found]
+        return [*map(str, explain(error, SandboxPoolSpec, dict(spec), within=("spec",)))]
     return _problems(parsed, metadata, config) or parsed
 
 
