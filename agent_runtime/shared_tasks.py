@@ -38,6 +38,20 @@ def shared(
     return task
 
 
+async def ended_before(event: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T]) -> asyncio.Task[T] | None:
+    """Return the task of `work` when it has ended; None if `event` ends first: the work was then cancelled, and has
+    ended.
+    """
+    working, waiting = asyncio.create_task(work), asyncio.create_task(event)
+    try:
+        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+        return working if working.done() else None
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)
+
+
 async def repeat(step: Callable[[], Awaitable[None]], seconds: float) -> None:
     """Call `step` at this interval until cancelled. An exception is logged and does not end the work, because no caller
     would notice its end.

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import AfterValidator, Field, StringConstraints
 
 from rollout_api.base import ApiModel, Command, Seconds
 from rollout_api.files import TASK_FILES, Dockerfile, TaskFile
@@ -15,7 +15,7 @@ MOST_SERVICES = 16
 """Most services of a task; all of them share the resources of one workspace."""
 
 
-def mountable(volumes: dict[str, str]) -> dict[str, str]:
+def _mountable(volumes: dict[str, str]) -> dict[str, str]:
     """Return volumes as they are. Raises ValueError for one that cannot be mounted."""
     for name, path in volumes.items():
         parts = path.split("/")[1:]
@@ -24,7 +24,7 @@ def mountable(volumes: dict[str, str]) -> dict[str, str]:
     return volumes
 
 
-Volumes = Annotated[dict[VolumeName, AbsolutePath], Field(max_length=32)]
+Volumes = Annotated[dict[VolumeName, AbsolutePath], Field(max_length=32), AfterValidator(_mountable)]
 
 
 class ServiceState(StrEnum):
@@ -79,11 +79,6 @@ class TaskService(ApiModel):
     """Folders that it shares with others, by the volume's name. An empty volume gets the content of the folder that
     it replaces.
     """
-
-    @field_validator("volumes")
-    @classmethod
-    def _volumes_can_be_mounted(cls, volumes: dict[str, str]) -> dict[str, str]:
-        return mountable(volumes)
 
 
 def services_problem(services: list[TaskService]) -> str | None:

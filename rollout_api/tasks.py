@@ -9,7 +9,7 @@ from rollout_api.base import ApiModel, Command, Path, Seconds, ShortText, TaskNa
 from rollout_api.environments import ENVIRONMENT_PROMPT, EnvironmentId, RunIn, TaskEnvironment
 from rollout_api.files import TASK_FILES, Dockerfile, TaskFile, without_parents
 from rollout_api.sandbox import EnvVar, SandboxOverrides, UserName, VariableName
-from rollout_api.services import MOST_SERVICES, TaskService, Volumes, mountable, services_problem
+from rollout_api.services import MOST_SERVICES, TaskService, Volumes, services_problem
 
 INLINE_TASKS_BYTES = 200 * 1024
 """Most bytes of inline tasks. etcd refuses objects over 1.5 MiB, and status and managed fields need room."""
@@ -250,11 +250,6 @@ class Task(ApiModel):
     def has_solution(self) -> bool:
         """Whether the Oracle agent can solve every step of it."""
         return all(step.solution for step in self.steps) if self.steps else bool(self.solution)
-
-    @field_validator("volumes")
-    @classmethod
-    def _volumes_can_be_mounted(cls, volumes: dict[str, str]) -> dict[str, str]:
-        return mountable(volumes)
 
     @model_validator(mode="after")
     def _services_can_start(self) -> Self:

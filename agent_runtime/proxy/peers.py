@@ -22,6 +22,7 @@ from agent_runtime.proxy.call import RETRY_COUNT
 from agent_runtime.proxy.chat import ErrorKind, Refused
 from agent_runtime.proxy.http import Incoming, Reply
 from agent_runtime.proxy.session import SessionSettings
+from agent_runtime.shared_tasks import ended_before
 
 LOST_SECONDS: Final = 5.0
 """An owner that does not respond for this time loses its sessions. Longer than a stall of its event loop or of a
@@ -262,15 +263,9 @@ def _is_stream(response: aiohttp.ClientResponse) -> bool:
 
 async def _unless_lost(peer: _Peer, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine. Raises PeerLost as soon as the peer is lost."""
-    working, losing = asyncio.ensure_future(work), asyncio.ensure_future(peer.lost.wait())
-    try:
-        await asyncio.wait({working, losing}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise PeerLost(peer.address)
-        return working.result()
-    finally:
-        working.cancel()
-        losing.cancel()
+    if (ended := await ended_before(peer.lost.wait(), work)) is None:
+        raise PeerLost(peer.address)
+    return ended.result()
 
 
 class _ForwardedStream:

@@ -39,6 +39,7 @@ from agent_runtime.runner.report import (
 from agent_runtime.runner.supervisor import Exit
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, SandboxProvider
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider
+from agent_runtime.shared_tasks import ended_before
 from agent_runtime.tasks import TaskSourceError, TaskSourceUnavailable
 from rollout_api.cluster import shard_name
 from rollout_api.rollout_job import RolloutJob, RunnerReport, RunnerState
@@ -192,16 +193,9 @@ class ShardRun:
         assert server is not None, "a ServedModel without a ModelServer in the job"
         self._metrics.watch_model(model, server)
         log.info("waiting for a server of %s", model.name)
-        check, stop = asyncio.create_task(model.check()), asyncio.create_task(self._stopping.drain.wait())
-        try:
-            await asyncio.wait({check, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not check.done():
-                raise _Stopped
-            check.result()
-        finally:
-            for task in (check, stop):
-                task.cancel()
-            await asyncio.gather(check, stop, return_exceptions=True)
+        if (check := await ended_before(self._stopping.drain.wait(), model.check())) is None:
+            raise _Stopped
+        check.result()
 
     async def _send_final_report(self, ending: Ending) -> Exit:
         """Send the last report: the shard's end reliably, any other state only within a short time."""
@@ -231,16 +225,14 @@ class ShardRun:
 
     async def _finish(self, patience: float | None) -> bool:
         """Return whether the last report was sent. Without a limit, SIGTERM ends the wait after a while."""
-        finishing = asyncio.create_task(self._reporter.finish(within_seconds=patience))
         if patience is None:
-            stop = asyncio.create_task(self._stopping.stop.wait())
-            await asyncio.wait({finishing, stop}, return_when=asyncio.FIRST_COMPLETED)
-            stop.cancel()
-            if not finishing.done():
-                finishing.cancel()
+            finished = await ended_before(self._stopping.stop.wait(), self._reporter.finish())
+            if finished is None:
                 return False
+            finished.result()  # raises its errors
+            return True
         try:
-            await finishing
+            await self._reporter.finish(within_seconds=patience)
         except TimeoutError:
             return False
         return True

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
 
+from agent_runtime.shared_tasks import ended_before
+
 T = TypeVar("T")
 
 
@@ -48,16 +50,8 @@ class Drain:
         """Return the result of a coroutine that may take minutes. If a stop is requested, cancel it and wait to be
         cancelled.
         """
-        work, stop = asyncio.create_task(waiting), asyncio.create_task(self.wait())
-        try:
-            await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                return work.result()
-        finally:
-            for task in (work, stop):
-                task.cancel()
-            await asyncio.gather(work, stop, return_exceptions=True)
-        return await self.park()
+        ended = await ended_before(self.wait(), waiting)
+        return await self.park() if ended is None else ended.result()
 
     def note_end(self) -> None:
         """Record that a rollout has ended."""
