@@ -148,15 +148,21 @@ def normalized(rewards: Sequence[float], method: NormalizationMethod, clip: floa
     return values if clip is None else [min(max(value, -clip), clip) for value in values]
 
 
+def with_rewards(results: Iterable[Result]) -> Iterator[tuple[Result, float]]:
+    """Yield the Completed results that have a reward, each with its reward."""
+    for result in results:
+        if result.outcome is Outcome.COMPLETED and result.reward is not None:
+            yield result, result.reward
+
+
 def advantages(results: Iterable[Result], spec: RewardNormalization) -> dict[int, float]:
     """Return the advantage of each rollout with a reward, by index.
 
     All compared rollouts must be included: the whole group for `Group`, the whole batch for `Batch` and `Tag`.
     """
     compared: dict[object, dict[int, float]] = defaultdict(dict)
-    for result in results:
-        if result.outcome is Outcome.COMPLETED and result.reward is not None:
-            compared[_key(result, spec.group_by)][result.index] = result.reward
+    for result, reward in with_rewards(results):
+        compared[_key(result, spec.group_by)][result.index] = reward
     return {
         index: value
         for rewards in compared.values()

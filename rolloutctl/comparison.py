@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from agent_runtime.recording.job_record import differences
 from agent_runtime.recording.reader import RunFolder
 from agent_runtime.recording.seals import SealedResults
-from agent_runtime.statistics import Difference, mean, paired_difference
-from rolloutctl.ui.figures import with_reward
+from agent_runtime.statistics import Difference, mean, paired_difference, with_rewards
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,6 @@ async def _rewards(run: RunFolder) -> Mapping[str, list[float]]:
     rewards = defaultdict[str, list[float]](list)
     with contextlib.closing(SealedResults(run.store)) as sealed:
         await sealed.load()
-        for result in with_reward(sealed.values()):
-            rewards[result.task].append(result.reward or 0.0)
+        for result, reward in with_rewards(sealed.values()):
+            rewards[result.task].append(reward)
     return rewards

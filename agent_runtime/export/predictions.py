@@ -19,7 +19,7 @@ _BRANCH = re.compile(r"(@\d+\.\d+)+$")
 
 
 async def prediction(run: RunReader, index: int) -> list[dict[str, Any]]:
-    """Return `{instance_id, model_name_or_path, model_patch}` of a rollout; None if it was lost to infrastructure.
+    """Return `{instance_id, model_name_or_path, model_patch}` of a rollout; nothing if it was lost to infrastructure.
 
     The patch is the one that was graded. The rollouts of an instance have different model names, because the harness
     takes one prediction of an instance for each name. Raises RecordCorrupt.

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from agent_runtime.plugins.base import FinishedRollout, GroupInfo, RolloutManager, ToolUse, TrajectoryAnalyzer
-from agent_runtime.statistics import mean
-from rollout_api.records import Outcome, Result
+from agent_runtime.statistics import mean, with_rewards
+from rollout_api.records import Result
 
 
 class PerformanceStop(RolloutManager):
@@ -29,7 +29,7 @@ class PerformanceStop(RolloutManager):
         self.threshold, self.min_episodes, self.max_episodes = threshold, min_episodes, max_episodes
 
     async def should_stop_group(self, group: GroupInfo, results: Sequence[Result]) -> str | None:
-        rewards = [r.reward for r in results if r.outcome is Outcome.COMPLETED and r.reward is not None]
+        rewards = [reward for _, reward in with_rewards(results)]
         return stop_reason(rewards, self.threshold, self.min_episodes, self.max_episodes)
 
 

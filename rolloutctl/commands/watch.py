@@ -14,6 +14,7 @@ from agent_runtime.engine.run_folder import holder
 from agent_runtime.recording.job_record import read_abort
 from agent_runtime.recording.reader import RunFolder, RunReader
 from agent_runtime.recording.seals import SealedResults
+from agent_runtime.statistics import mean
 from rollout_api.records import Result
 from rolloutctl.commands.show import RolloutArgument, ending, index_of, print_end, print_step
 from rolloutctl.errors import CommandError, Exit
@@ -37,8 +38,7 @@ async def watch(job: NewestJobArgument = None, form: FormOption = Form.TEXT) -> 
             if form is Form.JSON:
                 answer_json_line(result.wire())
             else:
-                mean = sum(rewards) / len(rewards) if rewards else None
-                _print(result, f"{ended}/{run.total or '…'}, mean {number(mean, 3)}")
+                _print(result, f"{ended}/{run.total or '…'}, mean {number(mean(rewards), 3)}")
     if (aborted := await read_abort(run.store)) is not None:
         raise CommandError(f"Aborted: {aborted['message']}", code=Exit.ABORTED)
     say(f"{run.folder} is finished.")

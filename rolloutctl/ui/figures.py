@@ -2,11 +2,11 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agent_runtime.extensions import raised_in
-from agent_runtime.statistics import mean, pass_at_k, sample_std
+from agent_runtime.statistics import mean, pass_at_k, sample_std, with_rewards
 from rollout_api.records import Outcome, Result, Seal, StopReason
 from rollout_api.tasks import VerifierMode
 from rolloutctl.ui.console import amount
@@ -40,23 +40,18 @@ def group_figures(results: Iterable[Result], k: int) -> list[GroupFigures]:
 
 
 def _group(members: Sequence[Result], k: int) -> GroupFigures:
-    graded = list(with_reward(members))
-    rewards = [result.reward or 0.0 for result in graded]
-    passed = sum(result.passed is True for result in graded)
+    graded = list(with_rewards(members))
+    rewards = [reward for _, reward in graded]
+    passed = sum(result.passed is True for result, _ in graded)
     return GroupFigures(
         task=members[0].task,
         graded=len(graded),
         mean=mean(rewards),
         std=sample_std(rewards),
-        pass_at_1=mean([result.passed is True for result in graded]),
+        pass_at_1=mean([result.passed is True for result, _ in graded]),
         pass_at_k=pass_at_k(len(graded), passed, k) if len(graded) >= k else None,
         outcomes=dict(Counter(map(how_it_ended, members)).most_common()),
     )
-
-
-def with_reward(results: Iterable[Result]) -> Iterator[Result]:
-    """Yield the Completed results with a reward."""
-    return (result for result in results if result.outcome is Outcome.COMPLETED and result.reward is not None)
 
 
 SHOWN = 5
