@@ -361,17 +361,10 @@ class RolloutJobSpec(ApiModel):
     @classmethod
     def _take_group_size_from_branch(cls, value: Any) -> Any:
         """Set the group size from `count` of `tasks.branch`, unless it is set. An API server sets 1 by default."""
-        branch = (
-            value.get("tasks", {}).get("branch")
-            if isinstance(value, dict) and isinstance(value.get("tasks"), dict)
-            else None
-        )
-        count = branch[0].get("count") if isinstance(branch, list) and branch and isinstance(branch[0], dict) else None
-        if count is None:
-            return value
-        given = value.get("groupSize", value.get("group_size", 1))
-        if given == 1:
-            return {name: field for name, field in value.items() if name != "group_size"} | {"groupSize": count}
+        match value:
+            case {"tasks": {"branch": [{"count": count}, *_]}} if count is not None:
+                if value.get("groupSize", value.get("group_size", 1)) == 1:
+                    return {name: field for name, field in value.items() if name != "group_size"} | {"groupSize": count}
         return value
 
     @model_validator(mode="after")
