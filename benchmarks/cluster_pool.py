@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 
 from benchmarks.conversation import Subject
-from benchmarks.measuring import quantile
 from benchmarks.on_cluster import api_writes, harness_cluster, job_in, new_namespace
-from benchmarks.report import Row, Target, comparison, print_table
+from benchmarks.report import Row, Target, comparison, percentile_rows, print_table
 from benchmarks.subjects.agent_sandbox import pool_size
 from hack.cluster.harness.recipes import AGENT_SANDBOX
 from tests.support.cluster import QUICKSTART_IMAGE, Cluster
@@ -113,7 +112,7 @@ def _rows(who: str, run: Run, target: Target | None = None) -> list[Row]:
     prepared = f"pods before the clock started: {run.prepared}; claims without one: {run.cold}" if run.prepared else ""
     rows = [Row(f"{who}: {run.load}", run.seconds, "s", prepared, target=target)]
     if run.claims:  # otherwise all have failed
-        rows += [Row(f"{who}: claim, p{p}", quantile(run.claims, p / 100) * 1e3, "ms") for p in (50, 99)]
+        rows += percentile_rows(f"{who}: claim", run.claims)
     most = ", ".join(f"{what} {count / run.load.rollouts:.2g}" for what, count in run.writes.most_common(5))
     return [
         *rows,

@@ -183,7 +183,7 @@ def interpolated(buckets: list[tuple[float, float]], fraction: float) -> float:
 
 
 def _fill(cluster: Cluster, namespace: str, operator: Operator, count: int) -> Filled:
-    job = open_job(cluster, namespace, sandbox={"podTemplate": {"spec": ON_KWOK}})
+    job = open_job(cluster, namespace, podTemplate={"spec": ON_KWOK})
     audit, cpu = AuditLog(cluster), operator.cpu_seconds()
     before = audit.writes(namespace)
     started = time.monotonic()

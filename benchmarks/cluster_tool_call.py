@@ -5,7 +5,7 @@ pod.
 from benchmarks.conversation import Process
 from benchmarks.measuring import quantile
 from benchmarks.on_cluster import any_cluster, runner_process
-from benchmarks.report import Row, Target, comparison
+from benchmarks.report import Row, Target, comparison, percentile_rows
 
 ROUNDS = 5  # alternating, so that other load of the machine affects both
 CALLS = 400  # per round, through the executor
@@ -17,13 +17,10 @@ def measure() -> list[Row]:
     """Return p50 and p99 one at a time, p50 with 8 at once, and the ratio to pods/exec."""
     with runner_process(any_cluster()) as (runner, _):
         seconds = {at_once: _rounds(runner, at_once) for at_once in (1, 8)}
-    rows = []
+    rows: list[Row] = []
     for at_once, factor in ((1, 20), (8, 50)):
         for who, found in seconds[at_once].items():
-            for fraction in (0.5, 0.99):
-                rows.append(
-                    Row(f"{who}, {at_once} at once, p{fraction * 100:g}", quantile(found, fraction) * 1e3, "ms")
-                )
+            rows += percentile_rows(f"{who}, {at_once} at once", found)
         ours, peer = (quantile(seconds[at_once][who], 0.5) * 1e3 for who in (OURS, EXEC))
         what, target = f"times faster, {at_once} at once", Target("at least", factor)
         rows.append(comparison(what, ours, "ms", EXEC, peer, target, inverse=True))

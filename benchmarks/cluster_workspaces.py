@@ -2,7 +2,7 @@
 
 from benchmarks.measuring import quantile
 from benchmarks.on_cluster import AuditLog, any_cluster, runner_process
-from benchmarks.report import Row, Target
+from benchmarks.report import Row, Target, percentile_rows
 
 TIMES = 300  # sequential requests
 BURSTS, BURST = 20, 10
@@ -28,9 +28,8 @@ def measure() -> list[Row]:
         Row(f"{fork}, p50", quantile(single[False], 0.5) * 1e3, "ms", target=Target("at most", 15)),
         Row(f"{fork}, p99", quantile(single[False], 0.99) * 1e3, "ms", target=Target("at most", 60)),
         Row(f"{fork}, burst of {BURST}, p50", quantile(burst[False], 0.5) * 1e3, "ms", target=Target("at most", 50)),
-        Row(f"{new}, p50", quantile(single[True], 0.5) * 1e3, "ms"),
-        Row(f"{new}, p99", quantile(single[True], 0.99) * 1e3, "ms"),
-        Row(f"{new}, burst of {BURST}, p50", quantile(burst[True], 0.5) * 1e3, "ms"),
+        *percentile_rows(new, single[True]),
+        *percentile_rows(f"{new}, burst of {BURST}", burst[True], [50]),
     ]
     if writes is not None:
         what = f"API writes of runner and operator for these {2 * (TIMES + BURSTS * BURST)} workspaces"

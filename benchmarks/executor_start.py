@@ -9,7 +9,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from benchmarks.conversation import ROOT
 from benchmarks.measuring import quantile
@@ -40,33 +43,36 @@ def _bare() -> float:
 
 
 def _executor() -> float:
-    """Return the seconds until the ready file exists, which the executor writes when it listens."""
+    with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as root:
+        started = time.perf_counter()
+        with running_executor(mode="Plain", places=1, root=root):
+            return time.perf_counter() - started
+
+
+@contextmanager
+def running_executor(**settings: Any) -> Iterator[tuple[str, str]]:
+    """Yield the address and the token of an executor with these settings, as soon as it listens: it then writes its ready
+    file.
+    """
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as folder:
-        root, state, ready = (Path(folder) / name for name in ("root", "state", "ready"))
-        root.mkdir()
+        address, token = f"unix:{folder}/socket", os.urandom(16).hex()
+        state, ready = Path(folder) / "state", Path(folder) / "ready"
         state.mkdir()
         config = {
-            "listen": f"unix:{folder}/socket",
-            "tokenSha256": hashlib.sha256(os.urandom(16)).hexdigest(),
-            "mode": "Plain",
-            "places": 1,
+            "listen": address,
+            "tokenSha256": hashlib.sha256(token.encode()).hexdigest(),
             "stateDir": str(state),
-            "root": str(root),
             "readyFile": str(ready),
+            **settings,
         }
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "agent_runtime.executor", "--config", "-"], stdin=subprocess.PIPE, cwd=ROOT
-        )
+        command = [sys.executable, "-m", "agent_runtime.executor", "--config-json", json.dumps(config)]
+        process = subprocess.Popen(command, cwd=ROOT)
         try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(config).encode())
-            process.stdin.close()
             while not ready.exists():
                 if process.poll() is not None:
                     raise RuntimeError(f"the executor ended with {process.returncode} before it was ready")
                 time.sleep(0.001)
-            return time.perf_counter() - started
+            yield address, token
         finally:
             process.terminate()
             process.wait()

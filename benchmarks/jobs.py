@@ -1,6 +1,8 @@
 """The jobs that the benchmarks run: small tasks, a tool that does nothing, no grading."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from agent_runtime.tools.base import ToolContext, ToolResult
@@ -61,6 +63,13 @@ def rollout_job(
 
 def inline_tasks(number: int) -> dict[str, Any]:
     return {"inline": [{"name": f"task-{task:05}", "prompt": PROMPT} for task in range(number)]}
+
+
+def tasks_in(file: Path, number: int) -> dict[str, Any]:
+    """Write so many tasks to a file, and return the tasks of a manifest that reads it."""
+    lines = (json.dumps({"name": f"task-{task:06}", "prompt": PROMPT}) + "\n" for task in range(number))
+    file.write_text("".join(lines))
+    return {"from": {"uri": str(file)}}
 
 
 def endpoint(base_url: str) -> dict[str, Any]:

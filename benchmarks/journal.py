@@ -8,8 +8,8 @@ from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import Store
 from benchmarks.jobs import SAYS_DONE, inline_tasks, rollout_job
-from benchmarks.measuring import Meter, memory_folder, quantile
-from benchmarks.report import Row
+from benchmarks.measuring import Meter, memory_folder
+from benchmarks.report import Row, percentile_rows
 from rollout_api.records import Record, Usage
 from tests.support.fault_proxy import FaultProxy
 from tests.support.records import asked, call, completed, gave, said, told
@@ -35,12 +35,9 @@ class Cost:
 
 def measure() -> list[Row]:
     """Return milliseconds of an append for each storage, and requests to S3."""
-    rows = []
+    rows: list[Row] = []
     for place, cost in asyncio.run(_all_places()).items():
-        rows += [
-            Row(f"an append, {place}, p{fraction * 100:g}", quantile(cost.append_seconds, fraction) * 1e3, "ms")
-            for fraction in (0.5, 0.99)
-        ]
+        rows += percentile_rows(f"an append, {place}", cost.append_seconds)
         if cost.cpu_seconds is not None:
             rows.append(Row(f"processor time of an append, {place}", cost.cpu_seconds * 1e3, "ms"))
         if cost.requests_a_turn is not None and cost.requests_a_rollout is not None:

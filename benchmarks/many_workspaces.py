@@ -23,12 +23,13 @@ import time  # noqa: E402
 from agent_runtime.executor.host import WorkspaceSpec  # noqa: E402
 from agent_runtime.executor.overlay.config import HostConfig  # noqa: E402
 from agent_runtime.executor.overlay.hosts import Host  # noqa: E402
-from agent_runtime.executor.overlay.workspace import Workspace, spawn  # noqa: E402
+from agent_runtime.executor.overlay.workspace import Workspace  # noqa: E402
 from benchmarks.measuring import quantile  # noqa: E402
+from benchmarks.workspaces import run, timed  # noqa: E402
 
 _AT_ONCE = 64
 _WOKEN = 500
-_AWAKE = ("head", "-c", "1", "/dev/zero")
+_COMMAND = ["head", "-c", "1", "/dev/zero"]
 
 
 def available_bytes() -> int:
@@ -43,26 +44,14 @@ def used_disk(folder: str) -> tuple[int, int]:
     return (info.f_blocks - info.f_bfree) * info.f_frsize, info.f_files - info.f_ffree
 
 
-async def first_result(workspace: Workspace) -> None:
-    """Run a command, as a tool call does."""
-    readable, writable = os.pipe()
-    null = os.open(os.devnull, os.O_RDWR)
-    child = await spawn(workspace, _AWAKE, stdin=null, stdout=writable, stderr=os.dup(null))
-    ended = await child.exited
-    output = os.read(readable, 2)
-    os.close(readable)
-    if ended.code != 0 or output != b"\0":
-        raise SystemExit(f"a command ended with {ended}")
-
-
 async def create_many(host: Host, name: str, count: int) -> tuple[list[Workspace], float]:
-    """Return `count` workspaces that have each run a command, and the seconds until the last had."""
+    """Return `count` workspaces that have each run a command, as a tool call does, and the seconds until the last had."""
     free = asyncio.Semaphore(_AT_ONCE)
 
     async def one(number: int) -> Workspace:
         async with free:
             workspace = await host.create(WorkspaceSpec(f"{name}-{number}"))
-            await first_result(workspace)
+            await run(workspace, _COMMAND)
             return workspace
 
     began = time.perf_counter()
@@ -74,7 +63,7 @@ async def measure(state_dir: str, count: int, awake: int) -> None:
     host, reason = await open_host(HostConfig(state_dir=state_dir, places=count + awake, rest_seconds=1.0))
     if host.mode != "Overlay":
         raise SystemExit(f"this benchmark needs Overlay mode: {reason}")
-    await first_result(await host.create(WorkspaceSpec("warm")))
+    await run(await host.create(WorkspaceSpec("warm")), _COMMAND)
     before, disk = available_bytes(), used_disk(state_dir)
     made, seconds = await create_many(host, "live", count)
     after = used_disk(state_dir)
@@ -88,11 +77,8 @@ async def measure(state_dir: str, count: int, awake: int) -> None:
     await asyncio.sleep(2)
     resting = (before - available_bytes()) / count
     print(f"at rest: {resting / 1024:.1f} KB of memory each", flush=True)
-    times = []
-    for workspace in random.sample(made, min(_WOKEN, count)):
-        began = time.perf_counter()
-        await first_result(workspace)
-        times.append((time.perf_counter() - began) * 1000)
+    woken = random.sample(made, min(_WOKEN, count))
+    times = await timed(len(woken), lambda index: run(woken[index], _COMMAND))
     print(
         f"first result after a rest: p50 {quantile(times, 0.5):.1f} ms, p99 {quantile(times, 0.99):.1f} ms", flush=True
     )

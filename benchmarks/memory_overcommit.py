@@ -11,22 +11,16 @@ others.
 """
 
 import asyncio
-import hashlib
-import json
-import os
 import random
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceLimit, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
-from benchmarks.conversation import ROOT
+from benchmarks.executor_start import running_executor
 from benchmarks.report import Row, Target, comparison
 from rollout_api.measured_memory import Measured, request_of
 from rollout_api.sandbox import Resources
@@ -97,33 +91,13 @@ def _times(seconds: Mapping[int, float], few: Mapping[int, float]) -> float:
 
 async def _all(count: int, sandbox_bytes: int = SANDBOX_BYTES) -> tuple[dict[int, float], int, Measured]:
     """Run so many rollouts at once; return the seconds of each, how many lost their workspace, and the memory used."""
-    with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as folder:
-        token = os.urandom(16).hex()
-        state, ready = Path(folder) / "state", Path(folder) / "ready"
-        state.mkdir()
-        config = {
-            "listen": f"unix:{folder}/socket",
-            "tokenSha256": hashlib.sha256(token.encode()).hexdigest(),
-            "mode": "Overlay",
-            "places": count,
-            "memoryBytes": sandbox_bytes,
-            "stateDir": str(state),
-            "readyFile": str(ready),
-        }
-        arguments = [sys.executable, "-m", "agent_runtime.executor", "--config-json", json.dumps(config)]
-        executor = subprocess.Popen(arguments, cwd=ROOT)  # noqa: ASYNC220 nothing else runs yet
-        try:
-            while not ready.exists() and executor.poll() is None:  # noqa: ASYNC110 it is another process
-                await asyncio.sleep(0.01)
-            client = ExecutorClient(f"unix:{folder}/socket", token)
-            workspaces = [await _workspace(client, number) for number in range(count)]
-            jobs = [_run(workspace, number) for number, workspace in enumerate(workspaces)]
-            seconds = await asyncio.gather(*jobs)
-            measured = Measured.model_validate((await client.health())["memoryBytes"]["measured"])
-            await client.close()
-        finally:
-            executor.terminate()
-            executor.wait()
+    with running_executor(mode="Overlay", places=count, memoryBytes=sandbox_bytes) as (address, token):
+        client = ExecutorClient(address, token)
+        workspaces = [await _workspace(client, number) for number in range(count)]
+        jobs = [_run(workspace, number) for number, workspace in enumerate(workspaces)]
+        seconds = await asyncio.gather(*jobs)
+        measured = Measured.model_validate((await client.health())["memoryBytes"]["measured"])
+        await client.close()
     kept = {number: taken for number, taken in enumerate(seconds) if taken is not None}
     return kept, count - len(kept), measured
 

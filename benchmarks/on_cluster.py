@@ -88,24 +88,22 @@ def job_in(cluster: Cluster, namespace: str, name: str, spec: Mapping[str, Any])
     return Job(cluster, namespace, manifest).apply()
 
 
-def open_job(
-    cluster: Cluster, namespace: str, *, mode: str = "Overlay", sandbox: Mapping[str, Any] | None = None
-) -> Job:
-    """Yield a job without submitted tasks: its runner waits, and the benchmark creates its Sandboxes."""
-    workspaces = {"mode": mode, "perSandbox": PLACES}
-    spec = {"tasks": {"stream": {}}, "sandbox": {"workspaces": workspaces, **(sandbox or {})}}
+def open_job(cluster: Cluster, namespace: str, **sandbox: Any) -> Job:
+    """Return a job without submitted tasks: its runner waits, and the benchmark creates its Sandboxes."""
+    workspaces = {"mode": "Overlay", "perSandbox": PLACES}
+    spec = {"tasks": {"stream": {}}, "sandbox": {"workspaces": workspaces, **sandbox}}
     job = job_in(cluster, namespace, "open", spec)
     job.wait("Ready", START_SECONDS)
     return job
 
 
 @contextlib.contextmanager
-def runner_process(cluster: Cluster, *, mode: str = "Overlay") -> Iterator[tuple[Process, Job]]:
+def runner_process(cluster: Cluster) -> Iterator[tuple[Process, Job]]:
     """Yield `benchmarks.subjects.runner_pod`, which runs in the runner's pod of an open job and is ready for requests; and
     the job.
     """
     with new_namespace(cluster) as namespace:
-        job = open_job(cluster, namespace, mode=mode)
+        job = open_job(cluster, namespace)
         cluster.apply(*_peers_rights(job))
         pod = eventually(lambda: _running_runner(job), START_SECONDS, job.describe)
         into = ("exec", "-i", "-n", namespace, pod, "--", "python3")
@@ -177,9 +175,9 @@ class AuditLog:
         self._path = Path(cluster.details["auditLog"])
         self._from = self._path.stat().st_size
 
-    def writes(self, namespace: str, *, operator: str = OPERATOR) -> Counter[str]:
+    def writes(self, namespace: str) -> Counter[str]:
         """Return the number of writes by the operator and by runners in one namespace, by `verb resource[/subresource]`."""
-        ours = (operator, f"system:serviceaccount:{namespace}:")
+        ours = (OPERATOR, f"system:serviceaccount:{namespace}:")
         found: Counter[str] = Counter()
         with self._path.open("rb") as file:
             file.seek(self._from)

@@ -10,6 +10,8 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measuring import quantile
+
 
 @dataclass(frozen=True)
 class Target:
@@ -49,6 +51,11 @@ def comparison(
     """
     ratio = theirs / figure if inverse else figure / theirs
     return Row(what, figure, unit, f"{who} {theirs:.3g} {unit}", ratio, target)
+
+
+def percentile_rows(what: str, seconds: Sequence[float], percents: Sequence[int] = (50, 99)) -> list[Row]:
+    """Return a row in milliseconds for each of these percentiles. Raises ValueError without values."""
+    return [Row(f"{what}, p{percent}", quantile(seconds, percent / 100) * 1e3, "ms") for percent in percents]
 
 
 def print_table(found: Mapping[str, Sequence[Row]], console: Console) -> None:

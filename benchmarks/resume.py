@@ -1,12 +1,11 @@
 """Resuming a large job: time until a restarted runner starts its first rollout, by the number of sealed rollouts."""
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.conversation import Subject
-from benchmarks.jobs import PROMPT, SAYS_DONE, rollout_job
+from benchmarks.jobs import SAYS_DONE, rollout_job, tasks_in
 from benchmarks.report import Row, Target, comparison
 
 SEALED = (2_500, 5_000, 10_000)
@@ -22,11 +21,8 @@ ENGINE = "benchmarks.subjects.engine"
 def measure() -> list[Row]:
     """Return seconds to the first rollout at each size, and the growth from the smallest to the largest."""
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as folder:
-        tasks = Path(folder) / "tasks.jsonl"
-        lines = (json.dumps({"name": f"task-{n:06}", "prompt": PROMPT}) + "\n" for n in range(SEALED[-1] + LEFT))
-        tasks.write_text("".join(lines))
-        source = {"from": {"uri": str(tasks)}}
-        job = rollout_job(f"{folder}/output", tasks=source, model=SAYS_DONE, concurrency=CONCURRENCY).wire()
+        tasks = tasks_in(Path(folder) / "tasks.jsonl", SEALED[-1] + LEFT)
+        job = rollout_job(f"{folder}/output", tasks=tasks, model=SAYS_DONE, concurrency=CONCURRENCY).wire()
         nothing = _resume(job)
         resumed = []
         for more in (size - before for before, size in zip((0, *SEALED), SEALED, strict=False)):

@@ -4,7 +4,6 @@ Then the same figures for the end of that job, when its results and statistics a
 
 import asyncio
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from agent_runtime.recording.results import result_line
 from agent_runtime.recording.seals import ENTRIES, INDEX
 from agent_runtime.recording.segments import compress, json_bytes
 from benchmarks.conversation import Subject
-from benchmarks.jobs import PROMPT, SAYS_DONE, rollout_job
+from benchmarks.jobs import SAYS_DONE, rollout_job, tasks_in
 from benchmarks.measuring import memory_folder
 from benchmarks.report import Row, Target
 from benchmarks.slow_link import slow_link
@@ -35,11 +34,8 @@ def measure() -> list[Row]:
 
 async def _measure() -> list[Row]:
     with memory_folder() as folder, serve_s3(within=folder) as s3:
-        tasks = folder / "tasks.jsonl"
-        lines = (json.dumps({"name": f"task-{n:06}", "prompt": PROMPT}) + "\n" for n in range(_groups()))
-        tasks.write_text("".join(lines))
-        source = {"from": {"uri": str(tasks)}}
-        job = rollout_job(s3.uri("large"), tasks=source, model=SAYS_DONE, group_size=GROUP_SIZE).wire()
+        tasks = tasks_in(folder / "tasks.jsonl", _groups())
+        job = rollout_job(s3.uri("large"), tasks=tasks, model=SAYS_DONE, group_size=GROUP_SIZE).wire()
         await _run_job(job, s3, s3.port, stop_after=1)
         [run] = folder.glob(f"versitygw-*/{BUCKET}/large/benchmark-*")
         _write_remains(run)

@@ -14,7 +14,7 @@ from benchmarks.conversation import Subject
 from benchmarks.jobs import SAYS_DONE, inline_tasks, rollout_job
 from benchmarks.measuring import quantile
 from benchmarks.peers import SWE_REX, install
-from benchmarks.report import Row, Target, comparison
+from benchmarks.report import Row, Target, comparison, percentile_rows
 
 ROUNDS = 10  # alternating, so that other load of the machine affects all of them
 CALLS = 50  # per round
@@ -24,7 +24,7 @@ BARE, OURS, EXECUTE, SESSION = "bare asyncio spawn", "our executor", "SWE-ReX ex
 
 def measure() -> list[Row]:
     seconds = asyncio.run(_all_rounds())
-    rows = [_row(who, fraction, seconds) for who in seconds for fraction in (0.5, 0.99)]
+    rows = [row for who, found in seconds.items() for row in percentile_rows(who, found)]
     middle = {who: quantile(found, 0.5) * 1e3 for who, found in seconds.items()}
     ours = middle[OURS]
     return [
@@ -33,10 +33,6 @@ def measure() -> list[Row]:
         comparison("times faster", ours, "ms", EXECUTE, middle[EXECUTE], Target("at least", 3), inverse=True),
         comparison("times faster", ours, "ms", SESSION, middle[SESSION], Target("at least", 40), inverse=True),
     ]
-
-
-def _row(who: str, fraction: float, seconds: dict[str, list[float]]) -> Row:
-    return Row(f"{who}, p{fraction * 100:g}", quantile(seconds[who], fraction) * 1e3, "ms")
 
 
 async def _all_rounds() -> dict[str, list[float]]:
