@@ -91,14 +91,6 @@ class Env:
 
 
 @dataclass(frozen=True)
-class Label:
-    """Labels of the image."""
-
-    line: int
-    items: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
 class Run:
     """A command that changes the file system."""
 
@@ -148,12 +140,9 @@ class Copy:
     from_: str | None = None
     chown: str | None = None
     chmod: str | None = None
-    link: bool = False
     parents: bool = False
     excludes: tuple[str, ...] = ()
     """Patterns for `patterns.Ignore.of`."""
-    checksum: str | None = None
-    keep_git_dir: bool | None = None
     unpack: bool | None = None
 
 
@@ -207,32 +196,7 @@ class Healthcheck:
     interval: float | None = None
     timeout: float | None = None
     start_period: float | None = None
-    start_interval: float | None = None
     retries: int | None = None
-
-
-@dataclass(frozen=True)
-class Expose:
-    """Ports on which a container listens, sorted. A value may contain several ports once it is expanded."""
-
-    line: int
-    ports: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Volume:
-    """Paths outside the image."""
-
-    line: int
-    paths: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class StopSignal:
-    """Signal that stops a container."""
-
-    line: int
-    signal: str
 
 
 @dataclass(frozen=True)
@@ -244,31 +208,14 @@ class OnBuild:
 
 
 @dataclass(frozen=True)
-class Maintainer:
-    """Author of the image."""
+class Checked:
+    """LABEL, EXPOSE, VOLUME, STOPSIGNAL or MAINTAINER: its syntax is checked, and it changes nothing in a workspace."""
 
     line: int
-    name: str
+    keyword: str
 
 
-Instruction = (
-    Arg
-    | Env
-    | Label
-    | Run
-    | Copy
-    | Workdir
-    | User
-    | Shell
-    | Entrypoint
-    | Cmd
-    | Healthcheck
-    | Expose
-    | Volume
-    | StopSignal
-    | OnBuild
-    | Maintainer
-)
+Instruction = Arg | Env | Run | Copy | Workdir | User | Shell | Entrypoint | Cmd | Healthcheck | OnBuild | Checked
 """An instruction within a stage."""
 
 

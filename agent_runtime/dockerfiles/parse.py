@@ -12,28 +12,24 @@ from typing import Final, Literal
 
 from agent_runtime.dockerfiles.instructions import (
     Arg,
+    Checked,
     Cmd,
     Command,
     Copy,
     Dockerfile,
     Entrypoint,
     Env,
-    Expose,
     From,
     Healthcheck,
     Heredoc,
     Instruction,
-    Label,
-    Maintainer,
     Mount,
     OnBuild,
     Problem,
     Run,
     Shell,
     Stage,
-    StopSignal,
     User,
-    Volume,
     Workdir,
 )
 from agent_runtime.dockerfiles.mounts import MountError, read_mount
@@ -599,11 +595,8 @@ def _copy(statement: _Statement) -> Copy:
         flags.text("from") or None,
         flags.text("chown") or None,
         flags.text("chmod") or None,
-        flags.booleans.get("link", False),
         flags.booleans.get("parents", False),
         tuple(flags.texts.get("exclude", [])),
-        flags.text("checksum") or None,
-        flags.booleans.get("keep-git-dir"),
         flags.booleans.get("unpack"),
     )
 
@@ -643,10 +636,10 @@ def _healthcheck(statement: _Statement) -> Healthcheck:
         raise _SyntaxProblem(f"HEALTHCHECK has the type {_shown(kind)}; expected CMD or NONE")
     if not words:
         raise _SyntaxProblem("HEALTHCHECK CMD has no command; add one")
-    interval, timeout, start_period, start_interval = (_duration(name, flags.text(name) or "") for name in durations)
+    interval, timeout, start_period, _ = (_duration(name, flags.text(name) or "") for name in durations)
     retries = _retries(flags.text("retries") or "")
     command = tuple(words) if statement.is_json else " ".join(words)
-    return Healthcheck(statement.line, command, interval, timeout, start_period, start_interval, retries)
+    return Healthcheck(statement.line, command, interval, timeout, start_period, retries)
 
 
 def _duration(flag: str, text: str) -> float | None:
@@ -678,19 +671,22 @@ def _retries(text: str) -> int | None:
     raise _SyntaxProblem(f"the flag --retries of HEALTHCHECK is {_shown(text)}; expected a number from 0")
 
 
-def _expose(statement: _Statement) -> Expose:
+def _checked(statement: _Statement) -> Checked:
+    return Checked(statement.line, statement.keyword)
+
+
+def _expose(statement: _Statement) -> Checked:
     if not statement.words:
         raise _SyntaxProblem("EXPOSE has no argument; expected EXPOSE PORT or EXPOSE PORT/PROTOCOL")
     _flags(statement)
-    return Expose(statement.line, tuple(sorted(statement.words)))
+    return _checked(statement)
 
 
-def _volume(statement: _Statement) -> Volume:
-    paths = tuple(path.strip(SPACES) for path in statement.words)
+def _volume(statement: _Statement) -> Checked:
     _flags(statement)
-    if not paths or "" in paths:
+    if not statement.words or any(not path.strip(SPACES) for path in statement.words):
         raise _SyntaxProblem("VOLUME has no path or an empty one; expected VOLUME PATH")
-    return Volume(statement.line, paths)
+    return _checked(statement)
 
 
 def _on_build(statement: _Statement) -> OnBuild:
@@ -705,10 +701,10 @@ def _on_build(statement: _Statement) -> OnBuild:
     return OnBuild(statement.line, text)
 
 
-def _maintainer(statement: _Statement) -> Maintainer:
-    name = _one_argument(statement, "MAINTAINER NAME")
+def _maintainer(statement: _Statement) -> Checked:
+    _one_argument(statement, "MAINTAINER NAME")
     _flags(statement)
-    return Maintainer(statement.line, name)
+    return _checked(statement)
 
 
 def _workdir(statement: _Statement) -> Workdir:
@@ -723,9 +719,15 @@ def _user(statement: _Statement) -> User:
     return User(statement.line, user)
 
 
-def _stop_signal(statement: _Statement) -> StopSignal:
+def _stop_signal(statement: _Statement) -> Checked:
     # BuildKit ignores flags here.
-    return StopSignal(statement.line, _one_argument(statement, "STOPSIGNAL SIGNAL"))
+    _one_argument(statement, "STOPSIGNAL SIGNAL")
+    return _checked(statement)
+
+
+def _label(statement: _Statement) -> Checked:
+    _pairs(statement)
+    return _checked(statement)
 
 
 _READERS: Final[dict[str, Callable[[_Statement], Instruction]]] = {
@@ -737,7 +739,7 @@ _READERS: Final[dict[str, Callable[[_Statement], Instruction]]] = {
     "ENV": lambda statement: Env(statement.line, _pairs(statement)),
     "EXPOSE": _expose,
     "HEALTHCHECK": _healthcheck,
-    "LABEL": lambda statement: Label(statement.line, _pairs(statement)),
+    "LABEL": _label,
     "MAINTAINER": _maintainer,
     "ONBUILD": _on_build,
     "RUN": _run,

@@ -264,8 +264,6 @@ class _Planner:
                 self._run(instruction)
             case Copy():
                 self._copy(instruction)
-            case _:
-                pass  # LABEL, EXPOSE, VOLUME, STOPSIGNAL and MAINTAINER change nothing in a workspace
 
     def _variables(self) -> dict[str, str]:
         return {**self._arguments, **self._settings.env}
