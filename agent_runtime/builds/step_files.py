@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from agent_runtime.builds.trees import MOST_LINKS, Placing, Taken, cleaned, write_copy
 from agent_runtime.dockerfiles.instructions import Mount
@@ -153,16 +153,13 @@ class StepFiles:
         before = None if entry is None else await self._saved(path)
         if entry is not None:
             await self.workspace.remove(path, key=self._key("hide"), owner=ROOT)
-        if secret is not None:
-            mode, owner = mount.mode if mount.mode is not None else 0o400, (mount.uid or 0, mount.gid or 0)
-            await self._apply(lambda target: _file_tar(target, path, secret, mode, owner))
-        elif files:
+        if files:
             exact = Placing(path, (0, 0) if self._has_one_user else None, is_exact=True)
             await self._apply(lambda target: write_copy(target, files, exact))
         else:
-            mode = mount.mode if mount.mode is not None else 0o755
-            owner = (mount.uid or 0, mount.gid or 0)
-            await self._apply(lambda target: _folder_tar(target, path, mode, owner))
+            mode = 0o755 if secret is None else 0o400
+            mode, owner = mode if mount.mode is None else mount.mode, (mount.uid or 0, mount.gid or 0)
+            await self._apply(lambda target: _entry_tar(target, path, secret, mode, owner))
 
         async def undo() -> None:
             await self.workspace.remove(path, key=self._key("unmount"), owner=ROOT)
@@ -239,47 +236,19 @@ class StepFiles:
 
         def again() -> IO[bytes]:
             spool.seek(0)
-            return cast(IO[bytes], _Unclosed(spool))
+            return spool
 
         return Taken((name or path).lstrip("/"), entry is None or entry.type == "folder", again, below=last)
 
 
-class _Unclosed(io.RawIOBase):
-    """A file that stays open when its reader closes it."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._file.seek(offset, whence)
-        return int(self._file.tell())
-
-    def tell(self) -> int:
-        return int(self._file.tell())
-
-
-def _folder_tar(target: IO[bytes], path: str, mode: int = 0o755, owner: tuple[int, int] = (0, 0)) -> None:
+def _entry_tar(target: IO[bytes], path: str, data: bytes | None, mode: int, owner: tuple[int, int]) -> None:
+    """Write a tar of a file with this content, or without content of a folder."""
     with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as tar:
         member = tarfile.TarInfo(path.lstrip("/"))
-        member.type, member.mode, member.mtime = tarfile.DIRTYPE, mode, int(time.time())
+        member.mode, member.mtime = mode, int(time.time())
         member.uid, member.gid = owner
-        tar.addfile(member)
-
-
-def _file_tar(target: IO[bytes], path: str, data: bytes, mode: int, owner: tuple[int, int]) -> None:
-    with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        member = tarfile.TarInfo(path.lstrip("/"))
-        member.size, member.mode, member.mtime = len(data), mode, int(time.time())
-        member.uid, member.gid = owner
-        tar.addfile(member, io.BytesIO(data))
+        if data is None:
+            member.type = tarfile.DIRTYPE
+        else:
+            member.size = len(data)
+        tar.addfile(member, None if data is None else io.BytesIO(data))

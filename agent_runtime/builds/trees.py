@@ -127,6 +127,7 @@ class Taken:
     """Path in its context or stage."""
     is_folder: bool
     tar: Callable[[], IO[bytes]]
+    """Returns it from its beginning. Its owner closes it."""
     below: str = ""
     """First part of the names in the tar, which belongs to the source itself."""
 
@@ -150,14 +151,14 @@ class Placing:
     keeps_parents: bool = False
 
 
-def context_tar(context: Context, path: str, owner: tuple[int, int] = (0, 0)) -> IO[bytes]:
+def context_tar(context: Context, path: str) -> IO[bytes]:
     """Return a tar of a file or folder of the context; a single file has its own name."""
     target = io.BytesIO()
     now = int(time.time())
     with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, file in context.tree(path):
             member = tarfile.TarInfo(name or (posixpath.basename(path) if file is not None else "."))
-            member.uid, member.gid, member.mtime = *owner, now
+            member.mtime = now
             if file is None:
                 member.type, member.mode = tarfile.DIRTYPE, 0o755
                 tar.addfile(member)
@@ -192,8 +193,7 @@ def _write_source(tar: tarfile.TarFile, source: Taken, placing: Placing, *, unpa
     if placing.keeps_parents:
         base = posixpath.join(base, source.name if source.is_folder else posixpath.dirname(source.name))
     if unpacks and not source.is_folder:
-        with source.tar() as packed:
-            archive = _archive_in(packed)
+        archive = _archive_in(source.tar())
         if archive is not None:
             unpacked = 0
             for member, content in _members(archive):
@@ -203,23 +203,22 @@ def _write_source(tar: tarfile.TarFile, source: Taken, placing: Placing, *, unpa
                 # As in Docker, an absolute name is below the destination too.
                 _put(tar, member, posixpath.join(base, member.name.lstrip("/")), base, placing, content)
             return
-    with source.tar() as packed:
-        for member, content in _members(packed):
-            name = posixpath.normpath(member.name)
-            if source.below:
-                name = name[len(source.below) + 1 :] or "."
-            if name == "." and source.is_folder:
-                # As in Docker, only the contents are copied; the destination keeps its own mode and owner.
-                if not placing.is_exact and not placing.keeps_parents:
-                    continue
-                path = base
-            elif source.is_folder:
-                path = posixpath.join(base, name)
-            else:
-                path = posixpath.join(base, posixpath.basename(source.name)) if placing.is_folder else base
-            if source.is_folder and name != "." and ignored.excludes(name):
+    for member, content in _members(source.tar()):
+        name = posixpath.normpath(member.name)
+        if source.below:
+            name = name[len(source.below) + 1 :] or "."
+        if name == "." and source.is_folder:
+            # As in Docker, only the contents are copied; the destination keeps its own mode and owner.
+            if not placing.is_exact and not placing.keeps_parents:
                 continue
-            _put(tar, member, path, base, placing, content, source.below)
+            path = base
+        elif source.is_folder:
+            path = posixpath.join(base, name)
+        else:
+            path = posixpath.join(base, posixpath.basename(source.name)) if placing.is_folder else base
+        if source.is_folder and name != "." and ignored.excludes(name):
+            continue
+        _put(tar, member, path, base, placing, content, source.below)
 
 
 def _folder(path: str, placing: Placing) -> tarfile.TarInfo:
