@@ -211,15 +211,14 @@ def place_mount(clone: int, target: str) -> None:
     )
 
 
-def idmapped_clone(source: str, target: str, user_namespace: int, *, read_only: bool) -> None:
-    """Mount a clone of the mount at `source` on `target`, with owners mapped by the user namespace of that descriptor."""
+def idmapped_clone(source: str, target: str, user_namespace: int) -> None:
+    """Mount a read-only clone of the mount at `source` on `target`. The user namespace of that descriptor maps owners."""
     clone = _check(
         _libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC),
         f"clone of {source}",
     )
     try:
-        attributes = _MOUNT_ATTR_IDMAP | (_MOUNT_ATTR_RDONLY if read_only else 0)
-        request = struct.pack("=QQQQ", attributes, 0, 0, user_namespace)
+        request = struct.pack("=QQQQ", _MOUNT_ATTR_IDMAP | _MOUNT_ATTR_RDONLY, 0, 0, user_namespace)
         _check(
             _libc.syscall(_SYS_MOUNT_SETATTR, clone, b"", _AT_EMPTY_PATH, request, ctypes.c_size_t(len(request))),
             f"idmapped mount of {source}",

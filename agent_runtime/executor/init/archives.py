@@ -21,7 +21,7 @@ from agent_runtime.executor.init.trees import NO_WAIT, make_writable, open_folde
 COPY_BYTES = 1024 * 1024
 DELETED = ".wh."
 OPAQUE = ".wh..wh..opq"
-_OPAQUE_XATTR = "user.overlay.opaque"
+OPAQUE_XATTR = "user.overlay.opaque"
 OWN_NAME = "ROLLOUT.ownName"
 # Extended attributes, as GNU tar and container tools write them.
 ATTRIBUTE = "SCHILY.xattr."
@@ -62,6 +62,12 @@ def is_kept(attribute: str) -> bool:
     """
     is_users = attribute.startswith("user.") and not attribute.startswith("user.overlay.")
     return is_users or attribute == "security.capability"
+
+
+def attributes_of(member: tarfile.TarInfo) -> dict[str, bytes]:
+    """Return the extended attributes of a tar's member that archives contain, by name."""
+    names = {header: header.removeprefix(ATTRIBUTE) for header in member.pax_headers if header.startswith(ATTRIBUTE)}
+    return {name: os.fsencode(member.pax_headers[header]) for header, name in names.items() if is_kept(name)}
 
 
 def _add_attributes(member: tarfile.TarInfo, place: int | str) -> None:
@@ -311,7 +317,7 @@ def _add_below(writer: _Writer, folder: int, prefix: str, *, of_layer: bool) -> 
 def _is_opaque(parent: int, name: str) -> bool:
     folder = open_folder(parent, name)
     try:
-        return os.getxattr(folder, _OPAQUE_XATTR) == b"y"
+        return os.getxattr(folder, OPAQUE_XATTR) == b"y"
     except OSError:
         return False
     finally:

@@ -15,7 +15,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from typing import IO, Literal
 
-from agent_runtime.executor.init.archives import ATTRIBUTE, COPY_BYTES, DELETED, OPAQUE, OWN_NAME, SECOND, is_kept
+from agent_runtime.executor.init.archives import COPY_BYTES, DELETED, OPAQUE, OWN_NAME, SECOND, attributes_of
 from agent_runtime.executor.init.channel import Message
 from agent_runtime.executor.init.identity import Refused
 from agent_runtime.executor.init.trees import make_writable, open_folder, remove_entry
@@ -251,10 +251,9 @@ class Target:
         """Set the extended attributes of a layer's file or folder; those that the file system refuses are left out."""
         if not self._owners:
             return
-        for header, value in member.pax_headers.items():
-            if header.startswith(ATTRIBUTE) and is_kept(name := header.removeprefix(ATTRIBUTE)):
-                with contextlib.suppress(OSError):
-                    os.setxattr(place, name, os.fsencode(value), follow_symlinks=isinstance(place, int))
+        for name, value in attributes_of(member).items():
+            with contextlib.suppress(OSError):
+                os.setxattr(place, name, value, follow_symlinks=isinstance(place, int))
 
     def set_time(self, parts: list[str], modified: int) -> None:
         """Set the time of a file that was written, unless it was removed or replaced since."""

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from agent_runtime.executor import kernel
+from agent_runtime.executor.init.archives import OPAQUE_XATTR
 from agent_runtime.executor.init.trees import remove_entry, resolve_below
 
 # These are created from the workspace's own parts.
@@ -103,7 +104,7 @@ def _mount_lower(source: str, target: str, namespace: int) -> None:
         kernel.mount(source, target, flags=kernel.MS_BIND)
         return
     try:
-        kernel.idmapped_clone(source, target, namespace, read_only=True)
+        kernel.idmapped_clone(source, target, namespace)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EPERM, errno.ENOSYS):
             raise
@@ -166,7 +167,6 @@ _RANGES = 2048
 # processes, inspect them and set nice values.
 _OWNERS_CAPABILITIES = 1 << kernel.CAP_KILL | 1 << kernel.CAP_SYS_PTRACE | 1 << kernel.CAP_SYS_NICE
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-_OPAQUE_XATTR = "user.overlay.opaque"
 _ETC = {
     "hosts": f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost\n",
     "hostname": f"{HOSTNAME}\n",
@@ -337,7 +337,7 @@ def _mount_bind(name: str, source: str, read_only: bool, namespace: int) -> None
         # Inside, owners appear as on the machine. Not for writable binds: a tool's root could create setuid-root files
         # there.
         with contextlib.suppress(OSError):
-            kernel.idmapped_clone(source, name, namespace, read_only=True)
+            kernel.idmapped_clone(source, name, namespace)
             return
     try:
         kernel.mount(source, name, flags=kernel.MS_BIND)
@@ -460,7 +460,7 @@ class _Base:
         if self._is_masked(path) or not (os.path.lexists(self._source(path)) or path in OWN_FOLDERS):
             return
         if os.path.isdir(self._source(path)) or path in OWN_FOLDERS:
-            os.setxattr(self.folder(path), _OPAQUE_XATTR, b"y")
+            os.setxattr(self.folder(path), OPAQUE_XATTR, b"y")
         else:
             self.folder(os.path.dirname(path)) if os.path.dirname(path) != "/" else None
             os.mknod(self._place(path), stat.S_IFCHR, 0)

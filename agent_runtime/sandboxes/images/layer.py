@@ -17,19 +17,15 @@ import os
 import shutil
 import stat
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from agent_runtime.executor.init.archives import COPY_BYTES, DELETED, OPAQUE, OPAQUE_XATTR, attributes_of
 from agent_runtime.sandboxes.images.files import ImageError
 
-_DELETED, _OPAQUE = ".wh.", ".wh..wh..opq"
-_OPAQUE_XATTR = "user.overlay.opaque"
-_COPY_BYTES = 1 << 20
 # The number of links that Linux follows.
 _MOST_LINKS = 40
-_XATTR_HEADER = "SCHILY.xattr."
-_CAPABILITY = "security.capability"
 
 
 class _Refused(Exception):
@@ -48,7 +44,7 @@ def unpack_layer(
     target = _Target(folder, below, owners=owners)
     try:
         with tarfile.open(
-            fileobj=tar, mode="r|", bufsize=_COPY_BYTES, encoding="utf-8", errors="surrogateescape"
+            fileobj=tar, mode="r|", bufsize=COPY_BYTES, encoding="utf-8", errors="surrogateescape"
         ) as archive:
             while (member := archive.next()) is not None:
                 if stopped():
@@ -79,10 +75,10 @@ class _Target:
                 self._describe(self._root, member)
             return
         parent, name = self._folder(parts[:-1]), parts[-1]
-        if name == _OPAQUE:
-            os.setxattr(parent, _OPAQUE_XATTR, b"y")
-        elif name.startswith(_DELETED):
-            self._delete(parent, name.removeprefix(_DELETED))
+        if name == OPAQUE:
+            os.setxattr(parent, OPAQUE_XATTR, b"y")
+        elif name.startswith(DELETED):
+            self._delete(parent, name.removeprefix(DELETED))
         else:
             self._write(f"{parent}/{name}", member, archive)
 
@@ -102,7 +98,7 @@ class _Target:
             os.mknod(path, stat.S_IFCHR, 0)
         elif kind == stat.S_IFDIR:
             # Deleted below, and created again in this layer, in either order of the tar.
-            os.setxattr(path, _OPAQUE_XATTR, b"y")
+            os.setxattr(path, OPAQUE_XATTR, b"y")
 
     def _write(self, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
         kind = _kind(path)
@@ -112,7 +108,7 @@ class _Target:
                 self._remove(path)
                 os.mkdir(path, 0o700)
                 if was_deleted:
-                    os.setxattr(path, _OPAQUE_XATTR, b"y")
+                    os.setxattr(path, OPAQUE_XATTR, b"y")
             self._describe(path, member)
             return
         if member.ischr() or member.isblk():
@@ -129,7 +125,7 @@ class _Target:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
                 content = archive.extractfile(member)
                 assert content is not None  # a regular file always has content
-                shutil.copyfileobj(content, file, _COPY_BYTES)
+                shutil.copyfileobj(content, file, COPY_BYTES)
         else:
             raise _Refused(f"is of type {member.type!r}, which is not a file, folder, link or FIFO")
         self._describe(path, member)
@@ -166,8 +162,9 @@ class _Target:
         """Set owner, attributes, mode and time, in an order in which none resets another."""
         if self._owners:
             os.chown(path, member.uid, member.gid, follow_symlinks=False)
-        for name, value in _attributes(member.pax_headers, owners=self._owners).items():
-            with contextlib.suppress(OSError):  # links and some file systems do not support them
+        for name, value in attributes_of(member).items():
+            # Links and some file systems do not support them, and without root a process may not set capabilities.
+            with contextlib.suppress(OSError):
                 os.setxattr(path, name, value, follow_symlinks=False)
         mode = member.mode & 0o7777
         if member.isdir():
@@ -209,7 +206,7 @@ class _Target:
             os.unlink(path)
         os.mkdir(path, 0o700)
         if was_deleted:
-            os.setxattr(path, _OPAQUE_XATTR, b"y")
+            os.setxattr(path, OPAQUE_XATTR, b"y")
         info = os.lstat(found) if found is not None and _kind(found) == stat.S_IFDIR else None
         if info is not None and self._owners:
             os.chown(path, info.st_uid, info.st_gid)
@@ -260,24 +257,6 @@ def _kind(path: str) -> int | None:
 
 def _is_opaque(folder: str) -> bool:
     try:
-        return os.getxattr(folder, _OPAQUE_XATTR) == b"y"
+        return os.getxattr(folder, OPAQUE_XATTR) == b"y"
     except OSError:
         return False
-
-
-def _attributes(headers: Mapping[str, str], *, owners: bool) -> dict[str, bytes]:
-    """Return the extended attributes that a workspace may see: the user's, and capabilities of programs, which only
-    root may set.
-
-    overlayfs reads instructions from `user.overlay.*`, so these are reserved for us.
-    """
-    found = {
-        header.removeprefix(_XATTR_HEADER): value.encode("utf-8", "surrogateescape")
-        for header, value in headers.items()
-        if header.startswith(_XATTR_HEADER)
-    }
-    return {
-        name: value
-        for name, value in found.items()
-        if (name.startswith("user.") and not name.startswith("user.overlay.")) or (name == _CAPABILITY and owners)
-    }
