@@ -23,6 +23,7 @@ import time  # noqa: E402
 from collections.abc import Awaitable, Callable  # noqa: E402
 
 from agent_runtime.executor.host import WorkspaceSpec  # noqa: E402
+from agent_runtime.executor.init.channel import StartRequest  # noqa: E402
 from agent_runtime.executor.overlay.config import HostConfig  # noqa: E402
 from agent_runtime.executor.overlay.hosts import Host  # noqa: E402
 from agent_runtime.executor.overlay.workspace import Workspace, spawn  # noqa: E402
@@ -55,7 +56,7 @@ async def run(workspace: Workspace, argv: list[str] | str) -> None:
     """Run a command in a workspace and read all its output, as a tool call does."""
     readable, writable = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)
-    child = await spawn(workspace, argv, stdin=null, stdout=writable, stderr=os.dup(null))
+    child = await spawn(workspace, StartRequest(argv), [null, writable, os.dup(null)])
     ended = await child.exited
     while os.read(readable, 65536):
         pass

@@ -386,16 +386,12 @@ class Attempt:
         assert isinstance(entry.result, Process)
         return entry.result
 
-    async def delete(self, hold: Hold, work: Callable[[], Awaitable[None]]) -> None:
-        """End the attempt: refuse further calls, wait for those in progress, run `work`, forget the keys.
-
-        A repeated call joins. Raises Fenced.
-        """
-        self.fence.require(hold)
-        await self.end(work, hold)
-
     async def end(self, work: Callable[[], Awaitable[None]], hold: Hold | None = None) -> None:
-        """Do the same as `delete`, whoever holds the attempt. Raises Conflict while it is still."""
+        """End the attempt: refuse further calls, wait for those in progress, run `work`, forget the keys. `hold` is that of
+        the caller; the operator has none.
+
+        A repeated call joins. Raises Conflict while it is still.
+        """
         self._require_moving()
         self.is_deleted = True
         if self._deletion is None:

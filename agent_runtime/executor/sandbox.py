@@ -163,10 +163,6 @@ class WorkspaceEntry:
             self.is_freezing = False
             raise
 
-    def set_steady(self, is_steady: bool) -> None:
-        """Never pause it while it is steady: a pause would make time limits of its programs expire."""
-        self.workspace.pause.is_steady = is_steady
-
     async def end_processes(self) -> None:
         """Kill all its processes, including daemons of commands that have ended. Raises WorkspaceFailed."""
         with translating():

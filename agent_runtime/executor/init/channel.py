@@ -165,10 +165,10 @@ class StartRequest(NamedTuple):
     """
 
     argv: Sequence[str] | str
-    env: Mapping[str, str]
-    cwd: str | None
-    user: str | None
-    tty: bool
+    env: Mapping[str, str] = {}
+    cwd: str | None = None
+    user: str | None = None
+    tty: bool = False
     bounded: bool = False
     """Neither the command nor what it starts gains rights by the programs that it executes, such as `sudo`."""
 

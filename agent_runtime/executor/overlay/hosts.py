@@ -19,7 +19,7 @@ from typing import Any
 from agent_runtime.executor import kernel
 from agent_runtime.executor.host import FileFailure, HostFailure, WorkspaceFailure, WorkspaceSpec
 from agent_runtime.executor.init import processes
-from agent_runtime.executor.init.channel import Message, close_all
+from agent_runtime.executor.init.channel import Message, StartRequest, close_all
 from agent_runtime.executor.init.trees import DiskUse
 from agent_runtime.executor.overlay.config import HostConfig
 from agent_runtime.executor.overlay.peer import Peer, PeerClosed
@@ -651,7 +651,7 @@ async def _try_out(host: OverlayHost) -> None:
         streams = [os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) for _ in range(3)]
         # an image without `true` is valid; the refusal shows that commands can be started
         with contextlib.suppress(FileFailure):
-            command = await spawn(first, ["true"], stdin=streams[0], stdout=streams[1], stderr=streams[2])
+            command = await spawn(first, StartRequest(["true"]), streams)
             ended = await command.exited
             if ended.code != 0:
                 raise WorkspaceFailure("CreateFailed", f"`true` ended with {ended} in a workspace")

@@ -614,55 +614,32 @@ def _refuse_nul(request: StartRequest) -> None:
 
 
 class Spawned:
-    """A started command. Implements `Watcher`; `exited` resolves when it has ended."""
+    """A started command. Implements `Watcher`; `settled` resolves when it has started, and `exited` when it has ended."""
 
     child: Command
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[Exit] = loop.create_future()
-        self._settled: asyncio.Future[None] = loop.create_future()
-
-    async def wait_until_started(self) -> None:
-        """Wait until the command has started. Raises FileFailure and WorkspaceFailure."""
-        await self._settled
-
-    @property
-    def pid(self) -> int:
-        """Return its number inside the workspace."""
-        return self.child.pid
-
-    async def signal(self, number: int, *, tree: bool, cause: str | None = None) -> None:
-        """As in `Command`."""
-        await self.child.signal(number, tree=tree, cause=cause)
+        self.settled: asyncio.Future[None] = loop.create_future()
 
     def started(self) -> None:
-        self._settled.set_result(None)
+        self.settled.set_result(None)
 
     def refused(self, failure: FileFailure | WorkspaceFailure) -> None:
-        self._settled.set_exception(failure)
+        self.settled.set_exception(failure)
 
     def ended(self, exit: Exit) -> None:
-        if not self._settled.done():
-            self._settled.set_result(None)
+        if not self.settled.done():
+            self.settled.set_result(None)
         self.exited.set_result(exit)
 
 
-async def spawn(
-    workspace: Workspace,
-    argv: Sequence[str] | str,
-    *,
-    stdin: int,
-    stdout: int,
-    stderr: int,
-    env: Mapping[str, str] | None = None,
-    cwd: str | None = None,
-    user: str | None = None,
-    tty: bool = False,
-) -> Spawned:
-    """Start a command, as `Workspace.start` does. Raises FileFailure and WorkspaceFailure."""
+async def spawn(workspace: Workspace, request: StartRequest, streams: Sequence[int]) -> Spawned:
+    """Start a command, as `Workspace.start` does, and return when it has started. Raises FileFailure and
+    WorkspaceFailure.
+    """
     spawned = Spawned()
-    request = StartRequest(argv, env or {}, cwd, user, tty)
-    spawned.child = workspace.start(request, spawned, [stdin, stdout, stderr])
-    await spawned.wait_until_started()
+    spawned.child = workspace.start(request, spawned, streams)
+    await spawned.settled
     return spawned

@@ -69,7 +69,7 @@ async def _acknowledge(call: Call) -> dict[str, Any]:
 async def _delete_attempt(call: Call) -> dict[str, Any]:
     hold = _hold(call.request)
     attempt = call.sandbox.fenced_attempt(call.attempt, hold)
-    await attempt.delete(hold, lambda: call.sandbox.delete_attempt(attempt.id))
+    await attempt.end(lambda: call.sandbox.delete_attempt(attempt.id), hold)
     return {}
 
 

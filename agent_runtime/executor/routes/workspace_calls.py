@@ -85,7 +85,8 @@ async def set_steady(call: Call) -> dict[str, Any]:
     fields = call.fields()
     is_steady = fields.flag("steady", True)
     fields.done()
-    call.live().set_steady(is_steady)
+    # A pause would make time limits of its programs expire.
+    call.live().workspace.pause.is_steady = is_steady
     return {}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from agent_runtime.executor.host import Exit, Limits, WorkspaceSpec
 from agent_runtime.executor.init import processes
+from agent_runtime.executor.init.channel import StartRequest
 from agent_runtime.executor.overlay.hosts import Host
 from agent_runtime.executor.overlay.workspace import Spawned, Workspace, spawn
 
@@ -63,9 +64,7 @@ async def start(
     readable, writable = os.pipe()
     null = os.open(os.devnull, os.O_RDONLY)
     try:
-        child = await spawn(
-            workspace, argv, stdin=null, stdout=writable, stderr=os.dup(writable), env=env or {}, cwd=cwd, user=user
-        )
+        child = await spawn(workspace, StartRequest(argv, env or {}, cwd, user), [null, writable, os.dup(writable)])
     except BaseException:
         os.close(readable)
         raise

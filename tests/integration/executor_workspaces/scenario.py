@@ -22,13 +22,14 @@ import os  # noqa: E402
 from typing import Any  # noqa: E402
 
 from agent_runtime.executor.host import FileFailure, WorkspaceFailure, WorkspaceSpec  # noqa: E402
+from agent_runtime.executor.init.channel import StartRequest  # noqa: E402
 from agent_runtime.executor.overlay.workspace import Workspace, spawn  # noqa: E402
 
 
 async def run(workspace: Workspace, script: str, user: str | None = None) -> str:
     readable, writable = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)
-    child = await spawn(workspace, script, stdin=null, stdout=writable, stderr=os.dup(writable), user=user)
+    child = await spawn(workspace, StartRequest(script, user=user), [null, writable, os.dup(writable)])
     loop = asyncio.get_running_loop()
     output = b""
     while block := await loop.run_in_executor(None, os.read, readable, 65536):
@@ -40,7 +41,7 @@ async def run(workspace: Workspace, script: str, user: str | None = None) -> str
 
 async def background(workspace: Workspace, script: str) -> None:
     null = os.open(os.devnull, os.O_RDWR)
-    await spawn(workspace, script, stdin=null, stdout=os.dup(null), stderr=os.dup(null))
+    await spawn(workspace, StartRequest(script), [null, os.dup(null), os.dup(null)])
 
 
 async def scenario(mode: str, state_dir: str, hold: bool) -> dict[str, Any]:

@@ -56,7 +56,7 @@ async def test_workspace_cannot_escape(masked: Inside, user: str) -> None:
     assert (done.output, done.exit.code) == ("held\n", 0)
     assert await get(neighbour, "read", path="/tmp/secret") == _MARK.encode()
     assert _MARK in (await run(neighbour, [_PYTHON, "-c", client])).output
-    await server.signal(signal.SIGKILL, tree=True)
+    await server.child.signal(signal.SIGKILL, tree=True)
     await read_all(server_output)
 
 
@@ -226,7 +226,7 @@ async def test_exhausted_resources_affect_only_the_workspace_that_used_them(
     try:
         if attack == "fork bomb":
             await asyncio.sleep(1)
-            await command.signal(signal.SIGKILL, tree=True, cause="Deadline")
+            await command.child.signal(signal.SIGKILL, tree=True, cause="Deadline")
         async with asyncio.timeout(60):
             ended = await command.exited
             await read_all(output)
@@ -295,7 +295,7 @@ async def test_a_workspace_that_exhausts_a_resource_leaves_its_neighbours_theirs
     taking, output = await start(workspace, [_PYTHON, "-c", _TAKES, what, "all"])
     assert await asyncio.to_thread(os.read, output, 99) == b"taken\n"
     done = await run(neighbour, [_PYTHON, "-c", _TAKES, what, "one"])
-    await taking.signal(signal.SIGKILL, tree=True)
+    await taking.child.signal(signal.SIGKILL, tree=True)
     await read_all(output)
     assert done.ok, done.output
 
@@ -359,7 +359,7 @@ async def test_program_with_an_ended_main_thread_is_killed_with_its_children(mas
     command, output = await start(workspace, [_PYTHON, "-c", _HIDES.replace("BYTES", "0")])
     assert await asyncio.to_thread(os.read, output, 99) == b"began\n"
     await asyncio.sleep(0.1)
-    await command.signal(signal.SIGKILL, tree=True)
+    await command.child.signal(signal.SIGKILL, tree=True)
     # The program that it started has the other end of this pipe too.
     async with asyncio.timeout(PATIENCE):
         assert await read_all(output) == b""
@@ -382,7 +382,7 @@ async def test_descriptors_in_flight_do_not_prevent_new_workspaces(masked: Insid
     master, slave = await neighbour.open_terminal(24, 80)
     os.close(master)
     os.close(slave)
-    await command.signal(signal.SIGKILL, tree=True)
+    await command.child.signal(signal.SIGKILL, tree=True)
     await read_all(output)
 
 
@@ -400,7 +400,7 @@ async def test_a_tool_that_kills_its_subreaper_only_ends_its_own_command(either:
     assert (ended.code, ended.signal) == (None, signal.SIGKILL)
     await read_all(output)  # its orphan went as well
     assert not other.exited.done()
-    await other.signal(signal.SIGKILL, tree=True)
+    await other.child.signal(signal.SIGKILL, tree=True)
     await read_all(other_output)
 
 

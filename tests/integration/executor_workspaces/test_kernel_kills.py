@@ -66,7 +66,7 @@ async def test_all_that_run_end_if_the_kernel_has_ended_a_process(sandbox: tuple
     child, other = await sleeping(lost), await sleeping(neighbour)
     group.kills(1)
     with contextlib.suppress(WorkspaceFailure):  # the executor was first
-        await child.signal(signal.SIGKILL, tree=False)
+        await child.child.signal(signal.SIGKILL, tree=False)
     assert (await child.exited).cause == "OOMKilled"
     assert (await other.exited).cause == "OOMKilled"
     for workspace in (lost, neighbour):

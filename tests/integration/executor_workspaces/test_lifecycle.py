@@ -258,7 +258,7 @@ async def test_usage_reports_memory_processes_and_disk(tmp_path: Path) -> None:
         assert used["processes"] == 3
         assert 30_000_000 <= used["diskBytes"] < 40_000_000
         assert used["memoryBytes"] > 0
-        await command.signal(9, tree=True)
+        await command.child.signal(9, tree=True)
         os.close(output)
 
 
@@ -272,7 +272,7 @@ async def test_the_largest_workspace_is_killed_before_the_sandboxs_memory_is_use
         second, second_output = await start(large, [_PYTHON, "-c", script.format(210_000_000)])
         assert (await asyncio.wait_for(second.exited, 120)).cause == "Memory"
         assert not first.exited.done()
-        await first.signal(9, tree=True)
+        await first.child.signal(9, tree=True)
         for output in (first_output, second_output):
             os.close(output)
 

@@ -73,9 +73,9 @@ async def test_busy_workspace_leaves_its_neighbour_a_share_of_the_processor(
         # thread counted equally.
         assert _processor_seconds(busy) - before < _BUSY / 4 * _BURST_SECONDS
         # A process that only waits, such as a shell, keeps its priority, and so does the next command.
-        (shell,) = (found for found in processes.all_processes(busy.proc) if found.pid == waiting.pid)
+        (shell,) = (found for found in processes.all_processes(busy.proc) if found.pid == waiting.child.pid)
         assert shell.nice == host.tool_nice
-        await waiting.signal(signal.SIGKILL, tree=True)
+        await waiting.child.signal(signal.SIGKILL, tree=True)
         assert (await run(busy, ["nice"], user=user)).output == f"{host.tool_nice}\n"
         os.close(output)
 

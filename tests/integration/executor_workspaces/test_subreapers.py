@@ -177,7 +177,7 @@ async def test_a_long_command_is_signalled_and_a_short_one_runs_beside_it(inside
     )
     assert (await asyncio.gather(*(run(workspace, f"exit {code}") for code in range(5))))[4].exit.code == 4
     assert await asyncio.get_running_loop().run_in_executor(None, os.read, output, 6) == b"ready\n"
-    await command.signal(signal.SIGUSR1, tree=False)
+    await command.child.signal(signal.SIGUSR1, tree=False)
     assert (await asyncio.wait_for(command.exited, 20)).code == 3
     assert await read_all(output) == b"got it\n"
 

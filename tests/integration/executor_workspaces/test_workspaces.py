@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from agent_runtime.executor.host import FileFailure, Limits, WorkspaceFailure
+from agent_runtime.executor.init.channel import StartRequest
 from agent_runtime.executor.overlay import peer
 from agent_runtime.executor.overlay import workspace as live_workspace
 from agent_runtime.executor.overlay.workspace import spawn
@@ -86,12 +87,12 @@ async def test_killed_tree_includes_daemons_but_no_other_commands_server(either:
     script = "setsid sh -c '(setsid sleep 1002 &) ; (sleep 1003 &)' & sleep 1004 & wait"
     command, output = await start(workspace, script)
     await _until_running(workspace, 4)
-    await command.signal(signal.SIGKILL, tree=True, cause="Deadline")
+    await command.child.signal(signal.SIGKILL, tree=True, cause="Deadline")
     ended = await asyncio.wait_for(command.exited, 20)
     assert (ended.signal, ended.cause) == (signal.SIGKILL, "Deadline")
     await read_all(output)  # end of file: nobody of the tree holds it any more
     assert not server.exited.done()
-    await server.signal(signal.SIGTERM, tree=False)
+    await server.child.signal(signal.SIGTERM, tree=False)
     assert (await server.exited).signal == signal.SIGTERM
     await read_all(server_output)
 
@@ -110,7 +111,7 @@ async def test_signal_at_the_deadline_never_reaches_the_next_command(either: Ins
     workspace = await either.make()
     for _ in range(20):
         command, output = await start(workspace, "sleep 2000")
-        ending = asyncio.create_task(command.signal(signal.SIGKILL, tree=True, cause="Deadline"))
+        ending = asyncio.create_task(command.child.signal(signal.SIGKILL, tree=True, cause="Deadline"))
         await asyncio.wait_for(command.exited, 20)
         assert (await run(workspace, "echo fine")).output == "fine\n"
         await ending
@@ -144,7 +145,7 @@ async def test_signal_reaches_only_the_command_unless_the_tree_is_requested(eith
         workspace, "trap 'echo got it; exit 3' USR1; echo ready; while :; do sleep 0.01; done"
     )
     assert await asyncio.to_thread(os.read, output, 99) == b"ready\n"
-    await command.signal(signal.SIGUSR1, tree=False)
+    await command.child.signal(signal.SIGUSR1, tree=False)
     assert (await asyncio.wait_for(command.exited, 20)).code == 3
     assert await read_all(output) == b"got it\n"
 
@@ -163,9 +164,8 @@ async def test_destroying_a_workspace_ends_and_reports_its_running_commands(eith
 async def test_a_terminal_controls_its_command(either: Inside) -> None:
     workspace = await either.make()
     master, slave = await workspace.open_terminal(33, 77)
-    command = await spawn(
-        workspace, "stty size; tty; echo on; exec cat </dev/tty", stdin=slave, stdout=slave, stderr=slave, tty=True
-    )
+    request = StartRequest("stty size; tty; echo on; exec cat </dev/tty", tty=True)
+    command = await spawn(workspace, request, [slave] * 3)
     output = b""
     while b"on\r\n" not in output:
         output += await asyncio.to_thread(os.read, master, 4096)

@@ -122,7 +122,7 @@ async def test_takeover_that_a_newer_one_overtakes_is_refused() -> None:
     async def work() -> None:
         await release.wait()
 
-    working = asyncio.create_task(attempt.delete(Hold(1, "old"), work))
+    working = asyncio.create_task(attempt.end(work, Hold(1, "old")))
     await asyncio.sleep(0)
     second = asyncio.create_task(attempt.raise_fence(Hold(2, "b")))
     third = asyncio.create_task(attempt.raise_fence(Hold(3, "c")))
