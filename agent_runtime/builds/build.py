@@ -47,8 +47,6 @@ from rollout_api.services import HealthCheck
 
 # Docker's defaults of HEALTHCHECK: of interval and timeout, and of retries.
 DOCKER_CHECK_SECONDS, DOCKER_CHECK_TRIES = 30.0, 3
-LAYER_BYTES = 64 << 30
-"""Limit of one layer, which stops a step that fills the disk before it fills the storage."""
 # A shorter line of a secret, such as a brace, occurs in ordinary output.
 _HIDDEN_LINE = 8
 
@@ -176,13 +174,9 @@ class Builder:
         stored = await asyncio.gather(*(self._find(keyed.key, recipe.seconds) for keyed in chain.steps))
         layers: list[StoredLayer] = []
         for position, (keyed, entry) in enumerate(zip(chain.steps, stored, strict=True)):
-            if entry is not None:
-                self._options.on_step(entry, True)
-            else:
-                below = chain.steps[position - 1].key if position else None
-                make = partial(self._make, recipe, chain, keyed, below, tuple(layers), spec)
-                entry = await self._once(self._steps, (keyed.key, recipe.seconds), make)
-            layers.append(self._cache.stored(keyed.key, entry))
+            below = chain.steps[position - 1].key if position else None
+            make = partial(self._make, recipe, chain, keyed, below, tuple(layers), spec)
+            layers.append(await self._layer(keyed.key, recipe.seconds, entry, make))
         return Made(chain.image, tuple(layers), chain.settings, chain.key, recipe.dockerfile)
 
     async def _set_up(self, spec: WorkspaceSpec, below: str | None) -> StoredLayer:
@@ -190,27 +184,23 @@ class Builder:
         base = await self._base(spec.image, spec)
         key = setup_key(spec, below or image_key(spec.image, base), base)
         limits = digest(spec.setup_seconds, spec.resources.wire())
-        entry = await self._find(key, limits)
-        if entry is not None:
-            self._options.on_step(entry, True)
-        else:
-            entry = await self._once(self._steps, (key, limits), partial(self._make_setup, spec, key, below, limits))
-        return self._cache.stored(key, entry)
+        make = partial(self._make_setup, spec, key, below, limits)
+        return await self._layer(key, limits, await self._find(key, limits), make)
+
+    async def _layer(self, key: str, limits: object, found: BuildEntry | None, make: Callable[[], Any]) -> StoredLayer:
+        """Return the layer of a step that was found stored, or else is made."""
+        if found is not None:
+            self._options.on_step(found, True)
+        return self._cache.stored(key, found or await self._once(self._steps, (key, limits), make))
 
     async def _make_setup(self, spec: WorkspaceSpec, key: str, below: str | None, limits: str) -> BuildEntry:
         """Prepare a workspace of the task and store what that changed. Raises SetupFailed, SandboxFailure, StorageError."""
         began = time.time()
         async with self._workspaces.prepared(spec, digest(key, limits)) as workspace:
-            prepared = (await workspace.layers())[0]
+            changes = workspace.snapshot((await workspace.layers())[0])
             try:
                 entry = await self._cache.record(
-                    key,
-                    workspace.snapshot(prepared),
-                    LAYER_BYTES,
-                    step=setup_text(spec),
-                    below=below,
-                    image=spec.image or "",
-                    began=began,
+                    key, changes, step=setup_text(spec), below=below, image=spec.image or "", began=began
                 )
             except (FileError, WorkspaceLimit, LayerTooLarge) as error:
                 raise SetupFailed(
@@ -264,14 +254,9 @@ class Builder:
                     elif isinstance(step, CopyStep):
                         await hands.copy(step, taken[0])
                     await workspace.kill_all(key="4:end")
+                    changes = workspace.snapshot()
                     entry = await self._cache.record(
-                        keyed.key,
-                        workspace.snapshot(),
-                        LAYER_BYTES,
-                        step=step.text,
-                        below=below,
-                        image=chain.image,
-                        began=began,
+                        keyed.key, changes, step=step.text, below=below, image=chain.image, began=began
                     )
                     self._options.on_step(entry, False)
                     return entry

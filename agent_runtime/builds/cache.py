@@ -15,6 +15,9 @@ from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SandboxFailure, StoredLayer
 from rollout_api.records import Layer
 
+LAYER_BYTES = 64 << 30
+"""Limit of one layer, which stops a step that fills the disk before it fills the storage."""
+
 
 class LayerLost(SandboxFailure):
     """A stored layer was damaged or missing. It is forgotten, so that it is made again."""
@@ -52,18 +55,10 @@ class BuildCache:
         await self._output.delete([key_of_entry(key), key_of(layer.digest)])
 
     async def record(
-        self,
-        key: str,
-        chunks: AsyncIterator[bytes],
-        limit: int,
-        *,
-        step: str,
-        below: str | None,
-        image: str,
-        began: float,
+        self, key: str, chunks: AsyncIterator[bytes], *, step: str, below: str | None, image: str, began: float
     ) -> BuildEntry:
         """Store a step's layer and its entry. Raises LayerTooLarge, StorageError and errors of `chunks`."""
-        layer = await self._layers.keep(chunks, limit)
+        layer = await self._layers.keep(chunks, LAYER_BYTES)
         seconds = round(time.time() - began, 3)
         entry = BuildEntry(layer=layer, step=step, below=below, image=image, seconds=seconds, created=time.time())
         # Not create-only: an entry whose layer was lost is replaced.

@@ -490,6 +490,12 @@ def _one_argument(statement: _Statement, expected: str) -> str:
     return statement.rest
 
 
+def _argument_alone(statement: _Statement, expected: str) -> str:
+    argument = _one_argument(statement, expected)
+    _flags(statement)
+    return argument
+
+
 def _arg(statement: _Statement) -> Arg:
     # BuildKit ignores flags here.
     if not statement.words:
@@ -702,21 +708,8 @@ def _on_build(statement: _Statement) -> OnBuild:
 
 
 def _maintainer(statement: _Statement) -> Checked:
-    _one_argument(statement, "MAINTAINER NAME")
-    _flags(statement)
+    _argument_alone(statement, "MAINTAINER NAME")
     return _checked(statement)
-
-
-def _workdir(statement: _Statement) -> Workdir:
-    path = _one_argument(statement, "WORKDIR PATH")
-    _flags(statement)
-    return Workdir(statement.line, path)
-
-
-def _user(statement: _Statement) -> User:
-    user = _one_argument(statement, "USER NAME[:GROUP]")
-    _flags(statement)
-    return User(statement.line, user)
 
 
 def _stop_signal(statement: _Statement) -> Checked:
@@ -745,9 +738,9 @@ _READERS: Final[dict[str, Callable[[_Statement], Instruction]]] = {
     "RUN": _run,
     "SHELL": _shell,
     "STOPSIGNAL": _stop_signal,
-    "USER": _user,
+    "USER": lambda statement: User(statement.line, _argument_alone(statement, "USER NAME[:GROUP]")),
     "VOLUME": _volume,
-    "WORKDIR": _workdir,
+    "WORKDIR": lambda statement: Workdir(statement.line, _argument_alone(statement, "WORKDIR PATH")),
 }
 
 

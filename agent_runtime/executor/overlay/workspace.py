@@ -503,12 +503,6 @@ class Workspace:
         """Return the ids of the frozen workspaces below it, nearest first."""
         return self.host.ancestors(self)
 
-    async def end_processes(self, cause: str) -> None:
-        """Kill all its processes, including daemons of commands that have ended. Raises WorkspaceFailure, after failing
-        the workspace, if its init does not respond in time.
-        """
-        await self._end_processes(cause, _ANSWER_SECONDS)
-
     async def kill_processes(self) -> None:
         """Have its init kill all processes. Raises WorkspaceFailure."""
         if not self.is_resting:
@@ -517,9 +511,14 @@ class Workspace:
     async def stop_excess(self, cause: str) -> None:
         """Kill all its processes because it exceeds the limit `cause`; if its init is too slow, also the workspace."""
         with contextlib.suppress(WorkspaceFailure):
-            await self._end_processes(cause, _KILL_SECONDS, failed_as=cause)
+            await self.end_processes(cause, _KILL_SECONDS, failed_as=cause)
 
-    async def _end_processes(self, cause: str, seconds: float, *, failed_as: str | None = None) -> None:
+    async def end_processes(
+        self, cause: str, seconds: float = _ANSWER_SECONDS, *, failed_as: str | None = None
+    ) -> None:
+        """Kill all its processes, including daemons of commands that have ended. Raises WorkspaceFailure, after failing
+        the workspace, if its init does not respond in time.
+        """
         for number, command in list(self._commands.items()):
             command.set_cause(cause)
             if number in self._unsent:  # it would start after the others have ended

@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from agent_runtime.executor import CONTRACT_VERSION
 from agent_runtime.kube.api import ApiError, KubeApi
@@ -206,23 +207,23 @@ class HeldSandbox:
 
     async def measured(self) -> Measured | None:
         """Return what its workspaces have used of memory; None if its executor does not answer, or reports none."""
-        assert self._client is not None
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                health = await self._client.health()
-            return Measured.model_validate(health["memoryBytes"]["measured"])
+            return Measured.model_validate((await self._health())["memoryBytes"]["measured"])
         except (SandboxFailure, TimeoutError, LookupError, TypeError, ValueError):
             return None
 
     async def answers(self) -> bool:
         """Whether its executor responds and is the same as before."""
-        assert self._client is not None
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await self._client.health()
+            await self._health()
         except (SandboxFailure, TimeoutError):
             return False
         return self.ended is None
+
+    async def _health(self) -> dict[str, Any]:
+        assert self._client is not None
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await self._client.health()
 
     async def is_cut_off(self) -> bool:
         """Whether its address neither accepts nor refuses connections, as when its node is dead."""
