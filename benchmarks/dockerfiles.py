@@ -34,10 +34,9 @@ def dockerfiles() -> list[Dockerfile]:
     return [
         Dockerfile(
             text=(
-                f"FROM base\nRUN mkdir -p /opt/family-{number % FAMILIES} && cp -a /usr/lib/python3.11 /opt/family-"
-                f"{number % FAMILIES}/lib\nWORKDIR /testbed\nCOPY . .\n"
-                "RUN python3 -m compileall -q . && useradd -m agent && chown -R agent .\nENV ENVIRONMENT="
-                f"{number}\n"
+                f"FROM base\nRUN mkdir -p /opt/family-{number % FAMILIES} && cp -a /usr/lib/python3.11 "
+                f"/opt/family-{number % FAMILIES}/lib\nWORKDIR /testbed\nCOPY . .\nRUN python3 -m compileall -q . && "
+                f"useradd -m agent && chown -R agent .\nENV ENVIRONMENT={number}\n"
             ),
             context=[
                 ContextFile(path=f"package/module_{name}.py", content=f"# {number}\n{source}") for name in range(5)

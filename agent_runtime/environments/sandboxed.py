@@ -105,8 +105,7 @@ class SandboxedEpisode:
             said = (result.stderr or result.stdout).decode(errors="replace").strip()[-500:]
             raise EnvironmentFailure(
                 EnvironmentFault.DIED,
-                f"{name}: python3 {PROGRAM} in the sandbox ended with {result.cause or result.exit_code}: {said}; "
-                "the image "
-                "needs Python 3.10 or newer and the environment's dependencies",
+                f"{name}: python3 {PROGRAM} in the sandbox ended with {result.cause or result.exit_code}: {said}; the "
+                "image needs Python 3.10 or newer and the environment's dependencies",
             )
         return checked_reply(result.stdout, name)

@@ -53,9 +53,8 @@ def open_provider(
     if wanted is Provider.CLUSTER:
         raise SandboxFailure(
             "ProviderUnavailable",
-            "sandbox.provider Cluster is for runners in a cluster; apply the job there "
-            "(docs/jobs-on-a-cluster.md), or set "
-            "it to Local or Container, which run sandboxes on this machine",
+            "sandbox.provider Cluster is for runners in a cluster; apply the job there (docs/jobs-on-a-cluster.md), or "
+            "set it to Local or Container, which run sandboxes on this machine",
         )
     provider: SandboxProvider = registry.find(wanted.value)(run_dir, job.sandbox, places=places, base_dir=base_dir)
     return provider

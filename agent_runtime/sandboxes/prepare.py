@@ -105,9 +105,8 @@ def _refused(error: FileError, spec: WorkspaceSpec) -> str:
         return f"the task's files could not be written: {error.message}"
     user = f"user {spec.user!r}" if spec.user else "the image's user"
     return (
-        f"sandbox.workingDir could not be created: {error.message}; if {user} may not create it, choose a "
-        "writable folder "
-        "of the image, such as /tmp/workspace"
+        f"sandbox.workingDir could not be created: {error.message}; if {user} may not create it, choose a writable "
+        "folder of the image, such as /tmp/workspace"
     )
 
 

@@ -59,9 +59,8 @@ class GymnasiumGame:
         if not isinstance(result, tuple) or len(result) != 5:
             given = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
             raise GameError(
-                f"environment {self._name!r}: step returned {given}, expected Gymnasium's five values: "
-                "observation, reward, "
-                "terminated, truncated, info"
+                f"environment {self._name!r}: step returned {given}, expected Gymnasium's five values: observation, "
+                "reward, terminated, truncated, info"
             )
         observation, reward, terminated, truncated, info = result
         success = info.get("success", info.get("is_success"))
@@ -107,9 +106,8 @@ class GymnasiumGame:
             text = observation if isinstance(observation, str) else str(_plain(observation))
         if len(text) > LARGEST_OBSERVATION:
             raise GameError(
-                f"environment {self._name!r}: an observation has {len(text)} characters, as if it were an image; "
-                "wrap it so "
-                "that it returns text, and name the class as module:Class"
+                f"environment {self._name!r}: an observation has {len(text)} characters, as if it were an image; wrap "
+                "it so that it returns text, and name the class as module:Class"
             )
         self._seen = text
         return text

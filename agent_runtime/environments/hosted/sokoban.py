@@ -71,9 +71,8 @@ class Sokoban:
     ) -> None:
         if len(dim_room) != 2 or min(dim_room) < 5 or not 0 < num_boxes <= min(dim_room) or search_depth < 2:
             raise GameError(
-                f"Sokoban: dim_room {list(dim_room)}, num_boxes {num_boxes} and search_depth {search_depth} allow "
-                "no room; "
-                "expected two sides from 5, at most as many boxes as the shorter side, and a depth from 2"
+                f"Sokoban: dim_room {list(dim_room)}, num_boxes {num_boxes} and search_depth {search_depth} allow no "
+                "room; expected two sides from 5, at most as many boxes as the shorter side, and a depth from 2"
             )
         self._rows, self._columns = dim_room
         self._boxes, self._depth = num_boxes, search_depth

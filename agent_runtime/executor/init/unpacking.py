@@ -242,9 +242,8 @@ class Target:
             raise Refused(
                 errno.EPERM,
                 member.name,
-                f"{member.name!r} belongs to {member.uid}:{member.gid}, and uid {os.geteuid()} of this workspace "
-                "may not "
-                "give it to them; restore it where commands run as root, or as that user",
+                f"{member.name!r} belongs to {member.uid}:{member.gid}, and uid {os.geteuid()} of this workspace may "
+                "not give it to them; restore it where commands run as root, or as that user",
             ) from None
 
     def _set_attributes(self, place: int | str, member: tarfile.TarInfo) -> None:

@@ -84,8 +84,7 @@ def read_command(content: bytes | bytearray) -> Command:
     if not (is_endless or 0 <= deadline_seconds <= MAX_NUMBER) or max(head, tail) > MAX_CAP_BYTES:
         raise bad_request(
             f"command: a deadline of 0 to {MAX_NUMBER:g} s, and at most {MAX_CAP_BYTES} bytes of head and tail "
-            "expected, "
-            f"got {deadline_seconds:g}, {head} and {tail}"
+            f"expected, got {deadline_seconds:g}, {head} and {tail}"
         )
     if spill > MAX_SPILL_BYTES or lives_on > 1 or (rows == 0) != (columns == 0):
         raise bad_request(

@@ -246,9 +246,8 @@ class HeldSandbox:
         if self.pod_ip is not None:
             return SandboxFailure(
                 "ExecutorUnreachable",
-                f"{late}: its pod runs, but does not answer at {self.pod_ip}, port {EXECUTOR_PORT}; see the pod's "
-                "log, and "
-                "check that no other NetworkPolicy than the operator's blocks runners",
+                f"{late}: its pod runs, but does not answer at {self.pod_ip}, port {EXECUTOR_PORT}; see the pod's log, "
+                "and check that no other NetworkPolicy than the operator's blocks runners",
             )
         if self.view is not None and self.view.problem is not None:
             return SandboxFailure(self.view.problem.word, f"{late}: {self.view.problem.message}")

@@ -74,8 +74,7 @@ class ContainerProvider(ContainerProviderBase):
             raise SandboxFailure(
                 "ImageUnavailable",
                 f"sandbox.image {spec.image} is a path, which only --provider Local supports; load it into "
-                f"{self._engine.program} "
-                f"(`{self._engine.program} load -i FILE`) and give its name",
+                f"{self._engine.program} (`{self._engine.program} load -i FILE`) and give its name",
             )
         task = self._configs.get(spec.image)
         if task is None:

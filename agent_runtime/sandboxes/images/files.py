@@ -92,9 +92,8 @@ def open_files(place: Path) -> Iterator[ImageFiles]:
         archive = tarfile.open(place, "r:")  # noqa: SIM115 (closed below)
     except (OSError, tarfile.TarError) as error:
         raise ImageError(
-            f"image {place}: {error}; expected a tar as `buildah push IMAGE oci-archive:FILE` or `docker save` "
-            "writes it, "
-            "uncompressed"
+            f"image {place}: {error}; expected a tar as `buildah push IMAGE oci-archive:FILE` or `docker save` writes "
+            "it, uncompressed"
         ) from error
     with archive:
         try:
@@ -150,9 +149,8 @@ def read_image(files: ImageFiles, wanted: str | None = None) -> OnDisk:
     if files.has("manifest.json"):
         return _from_docker_archive(files, wanted)
     raise ImageError(
-        f"image {files.place}: neither index.json (an OCI layout) nor manifest.json (`docker save`) is in it; "
-        "expected an "
-        "image's archive or layout. For a plain root file system give its folder"
+        f"image {files.place}: neither index.json (an OCI layout) nor manifest.json (`docker save`) is in it; expected "
+        "an image's archive or layout. For a plain root file system give its folder"
     )
 
 

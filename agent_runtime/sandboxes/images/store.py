@@ -196,9 +196,8 @@ class ImageStore:
             if skopeo is None:
                 raise ImageError(
                     f"image {reference}: skopeo, which pulls images without Docker, is not installed; install it (`apt "
-                    "install skopeo`), or give the image as an archive or folder (docs/images-on-a-laptop.md), "
-                    "or run with "
-                    "--provider Container where Docker or podman is"
+                    "install skopeo`), or give the image as an archive or folder (docs/images-on-a-laptop.md), or run "
+                    "with --provider Container where Docker or podman is"
                 )
             # --override-os: on other systems than Linux it would look for that system's image.
             command = [skopeo, "--override-os", "linux", "copy", "--quiet"]

@@ -194,9 +194,8 @@ def _plain_homes(uid: int) -> str:
     if found is None:
         raise SandboxFailure(
             "ProviderUnavailable",
-            f"none of {', '.join(folders)} can be entered by uid {uid}, the user of commands in Plain mode; set "
-            "TMPDIR to "
-            "a folder that this user can enter",
+            f"none of {', '.join(folders)} can be entered by uid {uid}, the user of commands in Plain mode; set TMPDIR "
+            "to a folder that this user can enter",
         )
     return found
 
@@ -217,9 +216,8 @@ def plain_uid(user: str | None) -> int:
     if os.geteuid() not in (0, uid):
         raise SandboxFailure(
             "ProviderUnavailable",
-            f"sandbox.user {user!r}: in Plain mode commands run as the user of rolloutctl, uid {os.geteuid()}; "
-            "leave user "
-            "out, or run as root",
+            f"sandbox.user {user!r}: in Plain mode commands run as the user of rolloutctl, uid {os.geteuid()}; leave "
+            "user out, or run as root",
         )
     return uid
 
