@@ -101,14 +101,9 @@ class _Target:
             os.setxattr(path, OPAQUE_XATTR, b"y")
 
     def _write(self, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
-        kind = _kind(path)
-        was_deleted = kind == stat.S_IFCHR
         if member.isdir():
-            if kind != stat.S_IFDIR:
-                self._remove(path)
-                os.mkdir(path, 0o700)
-                if was_deleted:
-                    os.setxattr(path, OPAQUE_XATTR, b"y")
+            if _kind(path) != stat.S_IFDIR:
+                self._new_folder(path)
             self._describe(path, member)
             return
         if member.ischr() or member.isblk():
@@ -202,11 +197,7 @@ class _Target:
     def _make_folder(self, path: str, name: str, *, was_deleted: bool) -> None:
         """Create a folder that the tar does not describe, as in the layers below, or 0755 of root."""
         found = None if was_deleted else self._find_below(name.split("/")[1:])
-        if was_deleted:
-            os.unlink(path)
-        os.mkdir(path, 0o700)
-        if was_deleted:
-            os.setxattr(path, OPAQUE_XATTR, b"y")
+        self._new_folder(path)
         info = os.lstat(found) if found is not None and _kind(found) == stat.S_IFDIR else None
         if info is not None and self._owners:
             os.chown(path, info.st_uid, info.st_gid)
@@ -229,6 +220,14 @@ class _Target:
                 if is_last:
                     return path
         return None
+
+    def _new_folder(self, path: str) -> None:
+        """Create an empty folder in place of any entry. One that this layer has deleted hides those of the layers below."""
+        was_deleted = _kind(path) == stat.S_IFCHR
+        self._remove(path)
+        os.mkdir(path, 0o700)
+        if was_deleted:
+            os.setxattr(path, OPAQUE_XATTR, b"y")
 
     def _remove(self, path: str) -> None:
         kind = _kind(path)
