@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent_runtime.recording.job_record import differences
+from agent_runtime.recording.job_record import TaskList, differences
 from agent_runtime.recording.reader import RunFolder
 from agent_runtime.recording.seals import SealedResults
 from agent_runtime.statistics import Difference, mean, paired_difference, with_rewards
@@ -24,7 +24,7 @@ class Comparison:
     difference: Difference | None
     """None without a common task."""
     manifest: list[str]
-    """How the manifest changed: lines `field: before → after`."""
+    """How the manifest, or what it refers to, changed: lines `field: before → after`."""
 
     def wire(self) -> dict[str, object]:
         """Return the comparison as JSON."""
@@ -54,8 +54,17 @@ async def compare(before: RunFolder, after: RunFolder) -> Comparison:
         only_before=[task for task in first if task not in second],
         only_after=[task for task in second if task not in first],
         difference=paired_difference([(first[task], second[task]) for task in common]),
-        manifest=differences(before.job_file.manifest["spec"], after.job_file.manifest["spec"], "spec"),
+        manifest=[
+            *differences(before.job_file.manifest["spec"], after.job_file.manifest["spec"], "spec"),
+            *_changed_tasks(before.job_file.tasks, after.job_file.tasks),
+        ],
     )
+
+
+def _changed_tasks(before: TaskList, after: TaskList) -> list[str]:
+    """Return a line if tasks of the same names have other contents: rewards by name are then of different tasks."""
+    is_changed = before.names == after.names and before.digest != after.digest
+    return ["tasks: prompts, files or verifiers of tasks with the same names"] * is_changed
 
 
 async def _rewards(run: RunFolder) -> Mapping[str, list[float]]:

@@ -151,22 +151,27 @@ def counted(tests: Iterable[ReportedTest], also_passed: Collection[UnpassedResul
 
 
 def judge_named(reported: Sequence[ReportedTest], named: Sequence[str]) -> list[TestVerdict]:
-    """Return one verdict for each named test: passed if it was reported, and always as passed."""
-    by_key: dict[tuple[str | None, str], list[ReportedTest]] = {}
+    """Return one verdict for each named test: passed if it was reported, and always as passed. A test that was reported
+    under a form of the name counts only if none was under the name itself.
+    """
+    exact: dict[tuple[str | None, str], list[ReportedTest]] = {}
+    changed: dict[tuple[str | None, str], list[ReportedTest]] = {}
     for test in reported:
-        for name in _forms(test.name):
-            by_key.setdefault((test.classname, name), []).append(test)
-            by_key.setdefault((None, name), []).append(test)
-        by_key.setdefault((test.classname, test.name.partition("[")[0]), []).append(test)
-    return [_verdict(name, _reports_of(name, by_key)) for name in named]
+        for by_key, names in ((exact, {test.name}), (changed, _forms(test.name))):
+            for name in names:
+                by_key.setdefault((test.classname, name), []).append(test)
+                by_key.setdefault((None, name), []).append(test)
+        if "[" in test.name:
+            exact.setdefault((test.classname, test.name.partition("[")[0]), []).append(test)
+    return [_verdict(name, _reports_of(name, exact) or _reports_of(name, changed)) for name in named]
 
 
 def _forms(name: str) -> set[str]:
-    """Return the forms of a test's name in SWE-bench. Its harness cuts names at the first blank, which may be within
+    """Return the other forms of a test's name in SWE-bench. Its harness cuts names at the first blank, which may be within
     parameters, keeps only the end of a parameter that is an absolute path, and writes Matplotlib's mouse buttons as numbers.
     """
     first = name.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3").partition(" ")[0]
-    return {name, first, _ABSOLUTE.sub(r"[/\1]", first)} if "[" in first else {name}
+    return {first, _ABSOLUTE.sub(r"[/\1]", first)} if "[" in first else set()
 
 
 _ABSOLUTE = re.compile(r"(?<!\])\[/(?!/)[^*]*/([^/*]*)\]$")

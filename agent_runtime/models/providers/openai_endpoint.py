@@ -310,6 +310,11 @@ def _logprobs(value: Any) -> list[float] | None:
         raise ModelError("BadResponse", f"choices[0].logprobs.content: no logprob in {content[0]!r:.200}") from None
 
 
+def _count(value: Any) -> int:
+    """Return a count within the bounds of what databases and spreadsheets can add up."""
+    return min(max(0, int(value or 0)), 1 << 53)
+
+
 def usage_of(value: Any) -> Usage:
     """Return token counts, zero if the server gives none. Raises ModelError (BadResponse)."""
     if not isinstance(value, Mapping):
@@ -317,10 +322,10 @@ def usage_of(value: Any) -> Usage:
     details, written = value.get("prompt_tokens_details"), value.get("completion_tokens_details")
     try:
         return Usage(
-            prompt_tokens=value.get("prompt_tokens") or 0,
-            completion_tokens=value.get("completion_tokens") or 0,
-            cached_tokens=(details.get("cached_tokens") or 0) if isinstance(details, Mapping) else 0,
-            reasoning_tokens=(written.get("reasoning_tokens") or 0) if isinstance(written, Mapping) else 0,
+            prompt_tokens=_count(value.get("prompt_tokens")),
+            completion_tokens=_count(value.get("completion_tokens")),
+            cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, Mapping) else 0,
+            reasoning_tokens=_count(written.get("reasoning_tokens")) if isinstance(written, Mapping) else 0,
         )
-    except ValueError:
+    except (TypeError, ValueError, OverflowError):
         raise ModelError("BadResponse", f"usage: expected whole numbers, got {value!r:.200}") from None

@@ -211,6 +211,21 @@ def test_two_runs_are_compared_by_task(finished: Shell, tmp_path: Path) -> None:
     assert len(found["onlyBefore"]) == 1
 
 
+def test_comparison_says_that_a_file_of_tasks_has_changed(finished: Shell, tmp_path: Path) -> None:
+    job = yaml.safe_load((finished.folder / "job.yaml").read_text())
+    job["spec"] |= {"tasks": {"from": {"uri": "rows.jsonl"}}, "agent": {"type": "Nop"}, "groupSize": 1}
+    del job["spec"]["model"]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    shell = Shell(finished.program, tmp_path)
+    for verifier in ("true", "false"):
+        row = {"name": "t", "prompt": "Do it.", "verifier": {"commands": [verifier]}}
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+        assert shell("run", "job.yaml", "--new").returncode == 0
+    runs = sorted((tmp_path / "out").iterdir())
+    assert "tasks: prompts, files or verifiers of tasks with the same names" in shell("diff", *map(str, runs)).stdout
+    assert json.loads(shell("diff", str(runs[0]), str(runs[0]), "-o", "json").stdout)["manifest"] == []
+
+
 def test_part_of_the_tasks_can_be_run(finished: Shell, tmp_path: Path) -> None:
     shutil.copy(finished.folder / "job.yaml", tmp_path)
     shell = Shell(finished.program, tmp_path)

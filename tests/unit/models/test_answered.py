@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agent_runtime.models.answers import LEAST_LOGPROB, MAY_PASS, REPEAT_PAUSES, answered, repeated, storable
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest, ToolCall
 from agent_runtime.models.probe import probe_request
+from agent_runtime.models.providers.openai_endpoint import usage_of
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
 
@@ -146,3 +147,8 @@ async def test_time_on_hold_is_not_lost_too() -> None:
     model = Failing(1, "BadResponse")
     await repeated(complete, request)
     assert 0 <= request.health.lost_seconds < 0.05
+
+
+def test_counts_that_no_database_can_add_up_are_bounded() -> None:
+    usage = usage_of({"prompt_tokens": 10**30, "completion_tokens": -2, "prompt_tokens_details": {"cached_tokens": 3}})
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (2**53, 0, 3)
