@@ -6,6 +6,7 @@ that time is excluded once.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -85,7 +86,7 @@ class AgentClock:
     def begin_wait(self, reason: object) -> None:
         """Begin a wait that does not count."""
         self._waits.setdefault(reason, self.now())
-        self._reschedule()
+        self._keep_ticking()
 
     def end_wait(self, reason: object) -> None:
         """End that wait if it has begun."""
@@ -101,23 +102,26 @@ class AgentClock:
         """Exclude a span of time from the agent's time."""
         if self._started is not None and end > (begin := max(begin, self._started)):
             self._lost = union([*self._lost, (begin, end)])
-        self._reschedule()
+        self._keep_ticking()
 
     def exclude_earlier(self, begin: float, end: float) -> None:
         """Exclude a span of Unix time under an earlier runner, which had counted it."""
         self._lost_before = union([*self._lost_before, (begin, end)])
-        self._reschedule()
+        self._keep_ticking()
 
     def _keep_ticking(self) -> None:
-        self._reschedule()
-        self._tick = asyncio.get_running_loop().call_later(TICK_SECONDS, self._keep_ticking)
-
-    def _reschedule(self) -> None:
-        if self._timeout is not None and not self._timeout.expired():
-            # A process may be stopped and continued. A timer for the whole remaining time would then expire
-            # immediately.
-            is_set = not self._waits and (left := self.seconds - self.used()) <= TICK_SECONDS
-            self._timeout.reschedule(asyncio.get_running_loop().time() + left if is_set else None)
+        """End the agent if its time is over, and look again soon: a process may be stopped and continued, and a timer for
+        the remaining time would then expire immediately.
+        """
+        if self._tick is not None:
+            self._tick.cancel()
+        if self._timeout is None or self._timeout.expired():
+            return
+        loop, left = asyncio.get_running_loop(), math.inf if self._waits else self.seconds - self.used()
+        if left > 0:
+            self._tick = loop.call_later(min(left, TICK_SECONDS), self._keep_ticking)
+        else:
+            self._timeout.reschedule(loop.time())
 
 
 def union(spans: Sequence[Span]) -> list[Span]:

@@ -110,18 +110,19 @@ async def test_clock_is_stopped_until_the_last_of_several_waits_ends() -> None:
     assert clock.used() == used, "the agent has ended"
 
 
+@pytest.mark.parametrize("before", [0.1, 1.02], ids=["", "shortly before the end"])
 async def test_agent_does_not_pay_for_time_in_which_its_process_stood_still(
-    monkeypatch: pytest.MonkeyPatch, virtual_clock: VirtualClock
+    before: float, monkeypatch: pytest.MonkeyPatch, virtual_clock: VirtualClock
 ) -> None:
     for module in (agent_clock, timing):
         monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
-    clock = AgentClock(1)
+    clock = AgentClock(1.05)
     async with clock.running():
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(before)
         virtual_clock.now += 1.5  # as SIGSTOP does
         await asyncio.sleep(0.01)
     assert not clock.expired, "a run that was stopped with Ctrl-Z would grade all its rollouts as AgentTimeout"
-    assert clock.used() < 1
+    assert clock.used() < 1.05
 
 
 async def test_continuing_agent_reaches_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
