@@ -246,6 +246,22 @@ class PluginCall(ApiModel):
     """Traceback of the plugin's own exception."""
 
 
+class CommandRecord(ApiModel):
+    """A command that an agent's own code has run outside of any tool call (`AgentContext.run_command`)."""
+
+    type: Literal["command"] = "command"
+    number: int
+    """Number of the call among those outside of turns, from 1."""
+    turn: int
+    """The latest turn before it; -1 for none."""
+    time: float
+    """Unix seconds at its end."""
+    seconds: float
+    command: str
+    result: str
+    """Its output and how it ended, shortened, as the tool `bash` shows them."""
+
+
 class PluginsRecord(ApiModel):
     """Plugin calls since the last such record."""
 
@@ -472,6 +488,7 @@ Record = Annotated[
     | ResponseRecord
     | DeliveryRecord
     | ObservationsRecord
+    | CommandRecord
     | PluginsRecord
     | SnapshotRecord
     | CheckpointRecord

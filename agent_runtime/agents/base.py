@@ -66,8 +66,8 @@ class AgentContext(Protocol):
         """
 
     async def run_command(self, command: str) -> CommandResult:
-        """Run a shell command in the workspace outside any model turn, as the Oracle does. It is not recorded: a command
-        that `rolloutctl show` and the viewer should have is a call of a tool such as `bash`, by `call_tools`.
+        """Run a shell command in the workspace outside any model turn, as the Oracle does. `rolloutctl show` and the viewer
+        have the command and its shortened output.
 
         Its time limit is the rest of the agent's time. The sandbox keeps the result for a resumed agent, so an attempt
         can make about 4,000 of these calls, including files written by `put_files`. Further commands are not started,

@@ -23,12 +23,16 @@ async def run_command(
         deadline_seconds=min(timeout or allowed, allowed),
         cwd=working_directory,
     )
+    return ToolResult(
+        readable(result), data={"exitCode": result.exit_code, "signal": result.signal, "cause": result.cause}
+    )
+
+
+def readable(result: CommandResult) -> str:
+    """Return the output of a command, and how it ended."""
     output = "\n".join(part for part in (_text(result, "stdout"), _text(result, "stderr")) if part)
     ending = how_it_ended(result)
-    return ToolResult(
-        f"{output}\n[{ending}]" if output else f"[{ending}, no output]",
-        data={"exitCode": result.exit_code, "signal": result.signal, "cause": result.cause},
-    )
+    return f"{output}\n[{ending}]" if output else f"[{ending}, no output]"
 
 
 def how_it_ended(result: CommandResult) -> str:

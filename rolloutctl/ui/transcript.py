@@ -10,6 +10,7 @@ from agent_runtime.models.base import ModelReply
 from agent_runtime.recording.messages import results_by_turn
 from rollout_api.records import (
     AttemptRecord,
+    CommandRecord,
     FailedRecord,
     IntentRecord,
     Observation,
@@ -37,7 +38,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """One message with its tool calls. `role` is a role of OpenAI's API, `SENT`, or `note` for a remark."""
+    """One message with its tool calls. `role` is a role of OpenAI's API, `SENT`, `agent` for a command of the agent's own
+    code, or `note` for a remark.
+    """
 
     role: str
     text: str = ""
@@ -82,6 +85,10 @@ def steps(records: Sequence[Record]) -> list[Step]:
             asked.update((call_id, (len(shown), number)) for number, call_id in enumerate(ids))
             shown.append(step)
             answers.add(step.text)
+        elif isinstance(record, CommandRecord):
+            arguments = json.dumps({"command": record.command}, ensure_ascii=False)
+            call = Call("run_command", arguments, record.result, seconds=record.seconds)
+            shown.append(Step("agent", calls=(call,), seconds=record.seconds))
         elif isinstance(record, StopRecord) and record is stop:
             why = f": {record.message}" if record.message else ""
             shown.append(Step("note", f"The agent stopped, {record.stop_reason.value}{why}"))

@@ -7,11 +7,12 @@ already runs. The answer takes effect when it and these records are durable.
 
 import asyncio
 import logging
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from agent_runtime.agents.base import Agent, AgentReport, Stop, SubTask
 from agent_runtime.engine.attempt.agent_clock import AgentClock, agent_seconds_of
@@ -38,10 +39,12 @@ from agent_runtime.plugins.plugins import CHANGED
 from agent_runtime.recording.branches import branch_of, has_own_answer
 from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
-from agent_runtime.tools.base import Tool, openai_definition
+from agent_runtime.tools.base import Tool, openai_definition, shortened
+from agent_runtime.tools.bash import readable
 from rollout_api.files import TaskFile
 from rollout_api.nesting import as_recorded, record_json
 from rollout_api.records import (
+    CommandRecord,
     IntentRecord,
     Message,
     Observation,
@@ -70,6 +73,8 @@ log = logging.getLogger(__name__)
 _in_a_call = ContextVar("_in_a_call", default=False)
 """Whether this code runs within a call of an agent, for which a further call would wait forever."""
 
+COMMAND_BYTES: Final = 16_000
+"""Most bytes of a command outside of turns, and of its result, in the record: an attempt may have 4,000 of them."""
 _REPLAY = object()
 """Reason for which the agent's clock stops while its calls are answered from the journal."""
 T = TypeVar("T")
@@ -128,6 +133,7 @@ class Turns:
         """The latest turn with tool results."""
         self._commands = 0
         """Number of calls outside turns, used in their idempotency keys."""
+        self._recorded_commands = {record.number for record in log.recorded if isinstance(record, CommandRecord)}
         self._one_call = asyncio.Lock()
         self.failing_seldom = FailureLimit()
         self._callers: set[asyncio.Task[Any]] = set()
@@ -311,9 +317,27 @@ class Turns:
         async def run() -> CommandResult:
             key, seconds = self._next_key("command"), self._clock.seconds
             workspace, pausing = self._states.workspace, self._clock.pauses()
-            return await workspace.run(command, key=key, deadline_seconds=seconds, pausing=pausing)
+            result = await workspace.run(command, key=key, deadline_seconds=seconds, pausing=pausing)
+            self._record_command(command, result)
+            return result
 
         return await self._in_order(run)
+
+    def _record_command(self, command: str, result: CommandResult) -> None:
+        """Add a record of a command, for readers alone: a replay gets the result from the executor."""
+        if self._commands in self._recorded_commands:
+            return
+        words = command if isinstance(command, str) else shlex.join(command)
+        self._log.add(
+            CommandRecord(
+                number=self._commands,
+                turn=self.turn,
+                time=time.time(),
+                seconds=result.seconds,
+                command=shortened(words, COMMAND_BYTES),
+                result=shortened(readable(result), COMMAND_BYTES),
+            )
+        )
 
     async def put_files(self, files: Sequence[TaskFile]) -> None:
         """Write files outside any turn (see AgentContext)."""

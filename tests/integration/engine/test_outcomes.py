@@ -41,12 +41,14 @@ from agent_runtime.models.base import (
     ToolCall,
 )
 from agent_runtime.recording.journal import Journal
-from agent_runtime.recording.store import StorageError
+from agent_runtime.recording.reader import open_run
+from agent_runtime.recording.store import StorageError, Store
 from agent_runtime.sandboxes.base import CommandResult, Fence, FileError, SandboxFailure, WorkspaceSpec
 from rollout_api.files import TaskFile
-from rollout_api.records import ObjectDigest, PolicySpan, Usage
+from rollout_api.records import CommandRecord, ObjectDigest, PolicySpan, Usage
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
+from rolloutctl.ui.transcript import steps
 from tests.support.dummy_sandboxes import DummyProvider, DummyWorkspace, Files, OnCall, World, ended, nothing_happens
 from tests.support.virtual_time import passing_time
 
@@ -896,6 +898,10 @@ async def test_command_outside_of_turns_is_not_repeated_by_a_resume_many_turns_l
     second = await run_job(job, provider=DummyProvider(world, count), **common)
     [result] = Ran(tmp_path, second, []).results
     assert (result["attempt"], result.get("failedAttempts", []), result["message"]) == (0, [], "1")
+    reader = await open_run(Store.open(str(tmp_path), {}), job.metadata.name)
+    commands = [record for record in await reader.records(0) if isinstance(record, CommandRecord)]
+    assert [(record.number, record.command, record.result) for record in commands] == [(1, "count", "1\n[exit code 0]")]
+    assert [call.result for step in steps(commands) for call in step.calls] == ["1\n[exit code 0]"]
 
 
 async def test_takeover_keeps_an_attempt_that_its_older_runner_finishes(
