@@ -41,8 +41,8 @@ class EpisodeResult:
     """The fields of an episode that ROLL's env managers read."""
 
     status: EpisodeStatus
-    score: float
-    """Sum of the steps' rewards; 0 if the status has no score."""
+    score: float | None
+    """Sum of the steps' rewards; None if the status has no score."""
     step_scores: list[float] = field(default_factory=list)
     agent_exit_reason: str = ""
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -59,10 +59,8 @@ class EpisodeResult:
 
 def episode_result(result: Result, step_scores: list[float]) -> EpisodeResult:
     if result.outcome is not Outcome.COMPLETED:
-        status = {EnvironmentFault.HUNG: EpisodeStatus.TIMEOUT, NO_DATA: EpisodeStatus.NO_DATA}.get(
-            result.reason or "", EpisodeStatus.FAILED
-        )
-        return EpisodeResult(status, 0.0, step_scores, result.reason or result.outcome.value)
+        status = EpisodeStatus.NO_DATA if result.reason == NO_DATA else EpisodeStatus.FAILED
+        return EpisodeResult(status, None, step_scores, result.reason or result.outcome.value)
     hung = any(attempt.reason == EnvironmentFault.HUNG for attempt in result.failed_attempts)
     timed_out = result.stop_reason is StopReason.AGENT_TIMEOUT or (
         result.stop_reason is StopReason.RESOURCE_LIMIT and hung

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from agent_runtime.recording.results import result_line, statistics_of, stats_json, with_groups
 from agent_runtime.recording.seals import SealedResults, read_seals
 from agent_runtime.recording.segments import RecordCorrupt, compact_json, validated
-from agent_runtime.recording.store import PART_BYTES, READS_AT_ONCE, Store
+from agent_runtime.recording.store import PART_BYTES, READS_AT_ONCE, StorageError, Store
 from agent_runtime.statistics import with_advantages
 from rollout_api.base import ApiModel
 from rollout_api.records import RECORD_VERSION, Result, Seal
@@ -106,7 +106,7 @@ class JobRecord:
     def __init__(self, store: Store, folder: str, job: RolloutJob, job_file: JobFile) -> None:
         self.output = store
         """All runs of this output, and the layers that they share."""
-        self.store = store.below(folder)
+        self.store = store.below(folder, made_by="job.json")
         """Storage below the run's folder."""
         self.folder, self.job, self.uid, self._job_file = folder, job, job_file.uid, job_file
         self.resumed = False
@@ -200,25 +200,30 @@ class JobRecord:
 
     async def finish(self, shards: int) -> dict[str, Any] | None:
         """Write `results.jsonl` and `stats.json` when all shards have ended; return the statistics, None if a shard has
-        not ended.
+        not ended. Raises StorageError if storage has lost sealed rollouts.
         """
         ended = {meta.key for meta in await self.store.list("shards")}
         if not all(f"shards/{shard}.json" in ended for shard in range(shards)):
             return None
-        stats = await self._write_results()
-        verdicts = await self.store.get_all([f"shards/{shard}.json" for shard in range(shards)])
-        for_groups = [parsed_json("shards", data or b"{}").get("plugins") or {} for data in verdicts]
-        stats = with_groups(stats, for_groups)
+        found = await self.store.get_all([f"shards/{shard}.json" for shard in range(shards)])
+        verdicts = [parsed_json("shards", data or b"{}") for data in found]
+        stats = await self._write_results(sum(verdict.get("sealed") or 0 for verdict in verdicts))
+        stats = with_groups(stats, [verdict.get("plugins") or {} for verdict in verdicts])
         await self.store.put("stats.json", stats_json(stats))
         return stats
 
-    async def _write_results(self) -> dict[str, Any]:
-        """Write `results.jsonl` in bounded memory; return the statistics of all results."""
+    async def _write_results(self, ended: int) -> dict[str, Any]:
+        """Write `results.jsonl` in bounded memory; return the statistics of all results, of which there were `ended`."""
         with (
             contextlib.closing(SealedResults(self.store)) as sealed,
             tempfile.SpooledTemporaryFile(max_size=PART_BYTES) as lines,
         ):
             await sealed.load()
+            if len(sealed) < ended:
+                raise StorageError(
+                    f"{self.store.uri}/seals: {ended - len(sealed)} of {ended} finished rollouts are missing; they were "
+                    "deleted, or written to a folder that was replaced. Run the same command again to run them again"
+                )
 
             def written() -> Iterator[Result]:
                 for result in with_advantages(sealed.values(), self.job.spec.reward):
@@ -365,7 +370,9 @@ def task_list(tasks: Sequence[Task]) -> TaskList:
     """Return a run's record of its tasks."""
     digest = hashlib.sha256()
     for task in tasks:
-        digest.update(json.dumps(task.wire(), sort_keys=True, separators=(",", ":")).encode() + b"\n")
+        # Without defaults, because a later version has more fields.
+        fields = task.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        digest.update(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return TaskList(count=len(tasks), digest=digest.hexdigest(), names=[task.name for task in tasks])
 
 

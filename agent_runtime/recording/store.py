@@ -109,7 +109,7 @@ _UNEXPLAINED_STATUSES: Final = frozenset({400, 403})
 """Statuses that, without a code (as in every response to HEAD), may mean a time-out or an expired token as well as a
 refusal.
 """
-_TRANSIENT_OS_ERRORS: Final = frozenset({errno.EAGAIN, errno.EMFILE})
+_TRANSIENT_OS_ERRORS: Final = frozenset({errno.EAGAIN, errno.EMFILE, errno.ESTALE})
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -177,6 +177,8 @@ class Store:
     """Empty, or ending with a slash."""
     patience_seconds: float = PATIENCE_SECONDS
     on_request: RequestObserver = lambda operation, seconds, failed: None
+    made_by: str = ""
+    """Key that alone creates the folder `prefix` on a disk; empty if any key does."""
     _large: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(LARGE_AT_ONCE), repr=False, compare=False
     )
@@ -210,9 +212,11 @@ class Store:
         except (BaseError, OSError, ValueError) as error:
             raise StorageError(f"{uri}: cannot be opened: {first_line(error)}") from error
 
-    def below(self, folder: str) -> "Store":
-        """Return the same storage, one folder deeper."""
-        return replace(self, uri=f"{self.uri}/{folder}", prefix=f"{self.prefix}{folder}/")
+    def below(self, folder: str, made_by: str = "") -> "Store":
+        """Return the same storage, one folder deeper. On a disk, only the key `made_by`, if given, creates that folder: if
+        it is moved, deleted or unmounted, other writes wait for it instead of making another one.
+        """
+        return replace(self, uri=f"{self.uri}/{folder}", prefix=f"{self.prefix}{folder}/", made_by=made_by)
 
     async def create(self, key: str, data: bytes) -> bool:
         """Write an object unless the key exists. Return True if the object has `data`, False if it has other content.
@@ -242,6 +246,7 @@ class Store:
         async def write() -> None:
             async with self._large:
                 file.seek(0)
+                self._require_folder(key)
                 await obstore.put_async(self.objects, self.prefix + key, file, chunk_size=PART_BYTES, max_concurrency=2)
 
         await self._retried("put", key, write)
@@ -386,7 +391,12 @@ class Store:
         assert isinstance(self.objects, LocalStore)
         return str(self.objects.prefix)
 
+    def _require_folder(self, key: str) -> None:
+        if self.made_by not in ("", key) and self.is_local and not os.path.isdir(f"{self._folder}/{self.prefix}"):
+            raise OSError(errno.ESTALE, "the folder has been moved, deleted or unmounted; put it back")
+
     async def _put(self, key: str, data: bytes, mode: Literal["create", "overwrite"]) -> None:
+        self._require_folder(key)
         if isinstance(self.objects, LocalStore) and len(data) <= INLINE_BYTES:
             if mode == "create" and local_files.is_plain(self.prefix + key):
                 local_files.create(f"{self._folder}/{self.prefix}{key}", data)

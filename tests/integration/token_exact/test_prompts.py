@@ -29,7 +29,7 @@ def last(server: VllmStandIn) -> Request:
 async def test_a_bare_prompt_is_recorded_as_the_engine_saw_it(
     prompt: Any, streamed: bool, scale_out: bool, connect: Connect, make_request: MakeRequest
 ) -> None:
-    async with VllmStandIn(scale_out=scale_out, tokens_per_second=400) as server:
+    async with VllmStandIn(scale_out=scale_out, tokens_per_second=40 if streamed else 400) as server:
         model = await connect(server)
         pieces: list[str] = []
         request = make_request(sampling=Sampling(max_tokens=40, extra={"ignore_eos": True}))

@@ -1,18 +1,27 @@
 """A run starts once, is resumed only with the same manifest and tasks, and ends only when it is complete."""
 
 import asyncio
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_runtime.recording.gc import list_runs, plan
-from agent_runtime.recording.job_record import JobRecord, ManifestChanged, NameTaken, existing_run, read_abort
+from agent_runtime.recording.job_record import (
+    JobRecord,
+    ManifestChanged,
+    NameTaken,
+    existing_run,
+    read_abort,
+    task_list,
+)
 from agent_runtime.recording.segments import RecordCorrupt
-from agent_runtime.recording.store import Store
+from agent_runtime.recording.store import StorageError, StorageUnavailable, Store
 from rollout_api.records import Result, Seal
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
@@ -162,3 +171,32 @@ async def test_results_are_written_only_when_all_shards_have_ended(record: JobRe
     assert [json.loads(line)["index"] for line in lines] == [0, 1]
     assert stats is not None
     assert stats["reward"]["mean"] == 0.5
+
+
+async def test_finished_rollouts_that_storage_has_lost_are_told(record: JobRecord, make_result: MakeResult) -> None:
+    await seal(record, make_result(0))
+    await record.finish_shard(0, {"sealed": 2})
+    with pytest.raises(StorageError, match="1 of 2 finished rollouts are missing"):
+        await record.finish(1)
+    assert await record.store.get("results.jsonl") is None
+
+
+async def test_folder_of_a_run_that_goes_away_is_not_made_again(
+    folder: Store, record: JobRecord, tmp_path: Path
+) -> None:
+    """Otherwise a run on a mount that is away for a moment ends well, and half of its rollouts are under the mount."""
+    written = replace(record.store, patience_seconds=5)
+    home, away = tmp_path / "out" / record.folder, tmp_path / "away"
+    home.rename(away)
+    with pytest.raises(StorageUnavailable, match="moved, deleted or unmounted"):
+        await replace(written, patience_seconds=0).create("seals/0.json", b"{}")
+    waiting = asyncio.create_task(written.put("health.json", b"{}"))
+    await asyncio.sleep(0.1)
+    assert not home.exists()
+    away.rename(home)
+    await waiting
+
+
+def test_field_that_a_later_version_adds_with_a_default_changes_no_task() -> None:
+    minimal = json.dumps({"name": "t", "prompt": "p"}, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    assert task_list([Task(name="t", prompt="p")]).digest == hashlib.sha256(minimal).hexdigest()
