@@ -557,9 +557,8 @@ def _without(sampling: Sampling, names: Collection[str]) -> Sampling:
 
 def _sampling(asked: Sampling, fixed: Sampling) -> Sampling:
     """Return the client's sampling, overridden by the session's."""
-    if not fixed.model_fields_set:
-        return asked
-    fields = {name: getattr(fixed, name) for name in fixed.model_fields_set}
+    # Not by `model_fields_set`: settings that were read from storage have all fields.
+    fields = fixed.model_dump(exclude_defaults=True)
     return asked.model_copy(update=fields | {"extra": {**asked.extra, **fixed.extra}})
 
 

@@ -288,11 +288,10 @@ class Program:
         limits = Limits(
             requests=CALLS_A_TURN * self._spec.max_turns, turns=self._spec.max_turns, tokens=self._spec.token_budget
         )
-        fixed = Sampling.model_validate(self._sampling.model_dump(exclude_defaults=True))
         try:
             async with serve_model(
                 self._workspace, self._model, self, list(self.records), session=self._session, task=self._task.name,
-                member=self._rollout.member, seed=self._rollout.seed, sampling=fixed, limits=limits,
+                member=self._rollout.member, seed=self._rollout.seed, sampling=self._sampling, limits=limits,
                 on_over_budget=None if isinstance(self._workspace, GradesItself) else self._over_budget,
             ) as access:  # fmt: skip
                 return await self._wait_for_end(self._work(access), access.session)

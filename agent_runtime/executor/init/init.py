@@ -48,6 +48,7 @@ class Init:
         self._waiting: set[int] = set()
         self._busy: set[int] = set()
         self._continued: Counter[int] = Counter()
+        """Stops of each child, since it began its command."""
         self._poll = select.poll()
 
     def serve(self) -> NoReturn:
@@ -151,6 +152,7 @@ class Init:
         """Update which subreapers are busy and which wait."""
         waiting = set(self._waiting)
         for pid, is_busy in self._state.notifications():
+            self._continued.pop(pid, None)
             (self._busy if is_busy else waiting).add(pid)
             (waiting if is_busy else self._busy).discard(pid)
         self._set_waiting(waiting)

@@ -451,7 +451,8 @@ async def test_other_tools_give_another_prompt_so_no_prefix_is_kept() -> None:
 
 
 async def test_settings_of_the_session_replace_those_of_the_client() -> None:
-    bench = Bench(sampling=Sampling(temperature=1.0, extra={"top_k": 5}), seed=40)
+    stored = Sampling.model_validate_json(Sampling(temperature=1.0, extra={"top_k": 5}).model_dump_json())
+    bench = Bench(sampling=stored, seed=40)
     await bench.ask(sampling=Sampling(temperature=0.0, top_p=0.5, extra={"top_k": 1, "min_p": 0.1}), seed=1)
     asked = bench.model.asked[0]
     assert asked.sampling == Sampling(temperature=1.0, top_p=0.5, extra={"top_k": 5, "min_p": 0.1})
