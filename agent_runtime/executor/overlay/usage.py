@@ -108,22 +108,21 @@ def resident_bytes(proc: int, pid: int) -> int:
         return 0
 
 
-def memory_bytes(
-    proc: int, processes: Iterable[Process], init: int, init_bytes: int, shared: int, enough: int | None
-) -> int:
-    """Return the memory of these processes, plus `shared` bytes of files in memory. Exact above `enough`; below, an
-    upper bound.
-
-    Children of `init` share its initial memory, `init_bytes`, which is counted once.
+def most_memory_bytes(proc: int, processes: Iterable[Process], init: int, init_bytes: int) -> int:
+    """Return an upper bound of the memory of these processes. Libraries and forked pages count once for each process, but
+    the initial memory of `init`, `init_bytes`, which its children share, counts once.
     """
-    processes = list(processes)
     resident = 0
     for process in processes:
         own = resident_bytes(proc, process.pid)
         resident += max(0, own - init_bytes) if process.parent == init else own
-    if enough is None or resident + shared <= enough:
-        return resident + shared
-    # Libraries and forked pages count once for each process above, and mapped files do not count.
+    return resident
+
+
+def exact_memory_bytes(proc: int, processes: Iterable[Process], shared: int) -> int:
+    """Return the memory of these processes, with `shared` bytes of files in memory. This waits for a lock that a process
+    may hold for minutes, so it must not be called in the event loop.
+    """
     anonymous = mapped = 0
     for process in processes:
         with contextlib.suppress(OSError, ValueError):
@@ -181,6 +180,7 @@ def shared_mappings(
     does not free them.
 
     None if there are some, and this process may not measure them (it needs CAP_SYS_ADMIN in the first user namespace).
+    It may wait for a lock as long as `exact_memory_bytes`.
     `before` is the last answer: a mapping that moves while it is measured keeps its bytes.
     """
     found: dict[int, int] = {}

@@ -8,9 +8,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Set
+from collections.abc import Callable, Coroutine, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_runtime.executor.host import WorkspaceFailure
 from agent_runtime.executor.init.processes import Process, all_processes, descendants, live_threads, runnable_threads
@@ -21,11 +22,12 @@ from agent_runtime.executor.overlay.usage import (
     MAX_NICE,
     KernelKills,
     Usage,
+    exact_memory_bytes,
     excess,
     fair_nice,
     hidden_bytes,
     is_largest,
-    memory_bytes,
+    most_memory_bytes,
     sandbox_disk_excess,
     shared_mappings,
     shared_memory_of_machine,
@@ -36,6 +38,8 @@ from agent_runtime.executor.overlay.workspace import Workspace
 
 if TYPE_CHECKING:
     from agent_runtime.executor.overlay.hosts import Host
+
+T = TypeVar("T")
 
 # A process can use about 1 GiB of new memory in a second, so some 20 MiB between two checks.
 _CHECK_SECONDS = 0.02
@@ -60,6 +64,7 @@ _NEAR_REST_FACTOR = 3
 # measuring, but never longer than this, because nothing is counted during a pause.
 _COUNT_REST_SECONDS = 1.0
 _STOPPED_SECONDS = 5.0
+_MEASURE_SECONDS = 5.0
 KILLED = "OOMKilled"
 
 
@@ -77,6 +82,11 @@ class _Observation:
     """Shared memory of the machine when they were read."""
     is_over: bool = False
     counting: asyncio.Task[None] | None = None
+    measuring: asyncio.Task[None] | None = None
+    """Measures the memory of its processes exactly, since `measuring_since`."""
+    measuring_since: float = 0.0
+    reading: asyncio.Task[None] | None = None
+    """Reads its shared mappings."""
     stopped_at: int = 0
     """Bytes of disk that it used when it was stopped last."""
     init_stopped_at: float = math.inf
@@ -106,6 +116,8 @@ class Watch:
         self._machine_shared = 0
         self._killed: set[Workspace] = set()
         """Causes of the workspaces that ran when the kernel last ended a process."""
+        # Each workspace may block two of them, for as long as it pleases.
+        self._threads = ThreadPoolExecutor(2 * host.config.places + 2, "measure")
         self._task = asyncio.create_task(self._run())
 
     def add(self, workspace: Workspace) -> None:
@@ -181,6 +193,7 @@ class Watch:
         self._task.cancel()
         for workspace in list(self._observations):
             self.remove(workspace)
+        self._threads.shutdown(wait=False)
 
     async def _run(self) -> None:
         while True:
@@ -242,7 +255,8 @@ class Watch:
         workspace.last = replace(workspace.last, memory_bytes=0)
         await asyncio.sleep(_FREED_SECONDS)
 
-    def _check(self, workspace: Workspace, used: int) -> None:
+    def _check(self, workspace: Workspace, used: int, exact: int | None = None) -> None:
+        """Compare its use with its limits. `exact` is its memory, if it was just measured exactly."""
         everything = all_processes(workspace.proc)
         observation, now = self._observations[workspace], asyncio.get_running_loop().time()
         if any(process.pid == workspace.inner_init and process.state == "T" for process in everything):
@@ -271,7 +285,11 @@ class Watch:
         hidden_memory, hidden_disk, descriptors, files = hidden_bytes(workspace.proc, running, self._memory_device)
         hidden_memory += self._in_mappings(workspace, observation, running, files)
         shared = hidden_memory + (shm_bytes(workspace.shm) if workspace.shm is not None else 0)
-        memory = memory_bytes(workspace.proc, running, workspace.inner_init, workspace.init_bytes, shared, memory_limit)
+        memory = exact
+        if memory is None:
+            most = most_memory_bytes(workspace.proc, running, workspace.inner_init, workspace.init_bytes) + shared
+            is_enough = memory_limit is None or most <= memory_limit
+            memory = most if is_enough else self._measured_memory(workspace, observation, running, shared, most)
         disk = workspace.last.disk_bytes - observation.hidden + hidden_disk
         observation.hidden = hidden_disk
         workspace.last = Usage(memory, count, disk, descriptors)
@@ -311,10 +329,56 @@ class Watch:
             or not running
         ):
             observation.machine_shared, observation.mappings_read_at = shared, now
-            before = observation.mappings or {}
-            observation.mappings = shared_mappings(workspace.proc, running, self._memory_device, before)
+            if not running:
+                observation.mappings = {}
+            elif observation.reading is None:
+                observation.reading = asyncio.create_task(self._read_mappings(workspace, observation, running))
         found = observation.mappings or {}
         return sum(size for inode, size in found.items() if (self._memory_device, inode) not in files)
+
+    async def _read_mappings(self, workspace: Workspace, observation: _Observation, running: list[Process]) -> None:
+        before, device = observation.mappings or {}, self._memory_device
+        try:
+            observation.mappings = await self._read(
+                workspace, lambda proc: shared_mappings(proc, running, device, before)
+            )
+        finally:
+            observation.reading = None
+
+    def _measured_memory(
+        self, workspace: Workspace, observation: _Observation, running: list[Process], shared: int, most: int
+    ) -> int:
+        """Return the last known memory while it is being measured exactly. A workspace whose memory cannot be read for
+        long, because a process of it holds the lock that protects it, is judged by the upper bound `most`.
+        """
+        now = asyncio.get_running_loop().time()
+        if observation.measuring is None:
+            observation.measuring_since = now
+            observation.measuring = asyncio.create_task(self._measure(workspace, observation, running, shared))
+        return most if now - observation.measuring_since > _MEASURE_SECONDS else workspace.last.memory_bytes
+
+    async def _measure(
+        self, workspace: Workspace, observation: _Observation, running: list[Process], shared: int
+    ) -> None:
+        try:
+            exact = await self._read(workspace, lambda proc: exact_memory_bytes(proc, running, shared))
+        finally:
+            observation.measuring = None
+        if workspace in self._active and self._observations.get(workspace) is observation:
+            with contextlib.suppress(OSError):
+                self._check(workspace, self._file_system_used(), exact)
+
+    async def _read(self, workspace: Workspace, read: Callable[[int], T]) -> T:
+        """Return what a thread reads in the workspace's /proc: it may wait for a lock that a tool holds."""
+        proc = os.dup(workspace.proc)  # the workspace may end meanwhile
+
+        def read_and_close() -> T:
+            try:
+                return read(proc)
+            finally:
+                os.close(proc)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, read_and_close)
 
     def _share_processors(
         self, workspace: Workspace, observation: _Observation, tools: list[Process], count: int
