@@ -114,7 +114,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
             greedy = not validate and not bool(fields.pop("__do_sample__", True))
             for number, member in enumerate(await self._play(row, size, validate, greedy=greedy)):
                 if not member.is_lost:
-                    written += await self._write(member, number, fields, partition)
+                    written += await self._written(member, number, fields, partition)
         except Exception:
             log.exception("the rollouts of prompt %s ended with an error", row.uid)
         status = "finished" if written else "failure"
@@ -123,6 +123,14 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
     async def _play(self, row: Row, size: int, validate: bool, *, greedy: bool) -> list[Member]:
         row = self._rows.begin(row)
         return await self._rollouts.run(row, Kind(size, validate, greedy, row.system_prompt))
+
+    async def _written(self, member: Member, number: int, fields: Mapping[str, Any], partition: str) -> int:
+        """Do as `_write`. A reward function that raises for one member does not lose the others."""
+        try:
+            return await self._write(member, number, fields, partition)
+        except Exception:
+            log.exception("rollout %d of prompt %s is not trained on", number, fields["uid"])
+            return 0
 
     async def _write(self, member: Member, number: int, fields: Mapping[str, Any], partition: str) -> int:
         """Put a member's samples into TransferQueue, with verl's keys, fields and tags; return their number."""
