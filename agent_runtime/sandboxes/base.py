@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
 from rollout_api.files import Dockerfile, TaskFile
 from rollout_api.sandbox import NetworkAccess, Phase, Resources
@@ -538,6 +539,33 @@ class LiveProcesses(Protocol):
 
     async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
         """Return its output from the cursor on, at most 1 MiB; waits for the first byte."""
+
+
+SILENT_SECONDS: Final = 10.0
+"""A sandbox that does not answer for so long has stood still. Pauses up to this length count as the agent's time."""
+
+
+@runtime_checkable
+class Checkable(Protocol):
+    """Optional interface of workspaces whose sandbox can be asked whether it still works."""
+
+    async def require_live(self) -> None:
+        """Raise SandboxFailure or WorkspaceLimit unless the workspace exists and works. No tool can delay the answer."""
+
+
+async def standstill_of(workspace: Workspace) -> SandboxFailure | None:
+    """Return why a sandbox is lost, or that it stands still: then it, and not the policy, has used up the time."""
+    if not isinstance(workspace, Checkable):
+        return None
+    asked = time.monotonic()
+    try:
+        await workspace.require_live()
+    except SandboxFailure as failure:
+        return failure
+    except WorkspaceLimit:
+        return None  # the policy's
+    seconds = time.monotonic() - asked
+    return SandboxFailure("SandboxLost", f"it did not answer for {seconds:.0f} s") if seconds > SILENT_SECONDS else None
 
 
 @runtime_checkable

@@ -37,7 +37,7 @@ from agent_runtime.models.base import ConversationRefused, Model, ModelError, Mo
 from agent_runtime.models.token_history import answer_record, recorded_answer
 from agent_runtime.plugins.plugins import CHANGED
 from agent_runtime.recording.branches import branch_of, has_own_answer
-from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace
+from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace, standstill_of
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from agent_runtime.tools.base import Tool, openai_definition, shortened
 from agent_runtime.tools.bash import readable
@@ -244,9 +244,9 @@ class Turns:
             cause = self.fault
         elif isinstance(raised, TimeoutError) and self._clock.expired:
             cause = OutOfTime(f"timeouts.agentSeconds {self.task.timeouts.agent_seconds} ran out")
-            if (trouble := await self._clock.untimed(self._models.trouble())) is not None:
-                # A failing server used up the time, not the policy.
-                cause = trouble
+            # A failing server, or a sandbox that stood still, used up the time, not the policy.
+            trouble = await self._clock.untimed(self._models.trouble())
+            cause = trouble or await self._clock.untimed(standstill_of(self._states.workspace)) or cause
         else:
             assert raised is not None, "without an error, the agent has returned"
             cause = AgentRaised(raised)

@@ -46,6 +46,7 @@ from agent_runtime.sandboxes.base import (
     ProgramFailed,
     Workspace,
     WorkspaceLimit,
+    standstill_of,
 )
 from rollout_api.model import Sampling
 from rollout_api.records import (
@@ -278,8 +279,9 @@ class Program:
         may have used the server's whole capacity.
         """
         if isinstance(error, OutOfTime):
-            # If the model failed, the server used up the time, not the policy.
-            error = await trouble_of(self._model.trouble(), self._was_asked, self._probe) or error
+            # If the model failed, or the sandbox stood still, it used up the time, not the policy.
+            trouble = await trouble_of(self._model.trouble(), self._was_asked, self._probe)
+            error = trouble or await standstill_of(self._workspace) or error
         if isinstance(error, ModelError | ConversationRefused):
             await self._probe(error)
         return error
