@@ -112,7 +112,9 @@ def test_root_in_the_container_can_neither_end_nor_trace_nor_read_the_executor(
     assert (done.stdout, done.stderr) == ("[]\n", "")
     if mode == "Overlay":
         # From the container, whose parent user namespace is the node's: (first id inside, on the node, how many).
-        first, on_the_node, count = map(int, sandbox.run_in_container("cat", "/proc/self/uid_map").stdout.split())
+        read = sandbox.run_in_container("cat", "/proc/self/uid_map")
+        assert read.returncode == 0, (read.stderr, sandbox.describe())
+        first, on_the_node, count = map(int, read.stdout.split())
         assert (first, count) == (0, 65536)
         assert on_the_node >= 65536, "root there is somebody on the node"
     sandbox.assert_unharmed()
