@@ -303,12 +303,13 @@ async def test_a_lost_sandbox_is_used_again_without_the_workspaces_lost_with_it(
 
 async def test_a_pool_is_used_once_its_new_key_arrives(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_sandbox, "LISTEN_SECONDS", 0.5)
+    monkeypatch.setattr(fleet, "OPERATOR_GRACE_SECONDS", 0.0)
     key_file = cluster.folder / "warm" / KEY_FILE
     key_file.write_text("ab" * 32)
     cluster.add("warm-1")
     provider = await cluster.runner()
     with pytest.raises(SandboxFailure):
-        await acquire(provider)
+        await acquire(provider, start_seconds=2)
     key_file.write_text(KEY)
     async with asyncio.timeout(20):
         assert await say(await acquire(provider, "0-1"), "echo here") == "here"
