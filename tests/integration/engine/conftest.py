@@ -8,8 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent_runtime.models import answers
 from tests.support.fault_proxy import FaultProxy
 from tests.support.s3 import S3, serve_s3
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeat failed calls to models in this process without the pauses in which a gateway would recover."""
+    monkeypatch.setattr(answers, "REPEAT_PAUSES", (0.01,) * len(answers.REPEAT_PAUSES))
 
 
 @pytest.fixture
