@@ -183,7 +183,9 @@ def _server_problems(job: RolloutJob, config: OperatorConfig, server: Manifest |
         return problems
     if model.server is not None:
         if (excess := len(own_model_server_name(job.metadata.name)) - OBJECT_NAME_LENGTH) > 0:
-            message = f"is {excess} characters too long for a job with a ModelServer of its own"
+            message = (
+                f"is {excess} characters too long: the job's own ModelServer has a longer name, made from this one"
+            )
             problems.append(Problem("metadata.name", message))
         named = job.metadata.model_copy(update={"name": own_model_server_name(job.metadata.name)})
         own = ModelServer.model_construct(metadata=named, spec=model.server)

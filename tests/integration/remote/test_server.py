@@ -310,7 +310,7 @@ async def test_run_of_a_killed_server_resumes_and_is_not_doubled(tmp_path: Path)
         with pytest.raises(aiohttp.ClientError):
             await waiting
         model.free.set()
-        # The run goes on as it was planned.
+        # Another manifest: the resumed run must not use it.
         (tmp_path / "job.yaml").write_text(
             yaml.safe_dump(job_manifest("other", {"type": "Nop"}, output={"uri": "else"}))
         )
