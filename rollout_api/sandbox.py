@@ -306,6 +306,11 @@ class SandboxSpec(SandboxBase):
     when_finished: WhenFinished = WhenFinished.DELETE
     """`Delete` removes the Sandbox and its pod soon after it has ended; `Retain` keeps the Sandbox for inspection."""
 
+    @property
+    def parks_when_idle(self) -> bool:
+        """Whether the operator parks it when it is idle, instead of its executor ending itself."""
+        return self.parking is not None and self.parking.when_idle
+
     @model_validator(mode="after")
     def _parks_in_storage(self) -> Self:
         if not self.running and self.parking is None:

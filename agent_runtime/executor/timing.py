@@ -47,19 +47,22 @@ async def working_timeout(seconds: float) -> AsyncIterator[WorkingTime]:
     """Like `asyncio.timeout`, but by a `WorkingTime`, which it yields."""
     loop, clock = asyncio.get_running_loop(), WorkingTime()
     ends = clock() + seconds
+    timer: asyncio.TimerHandle | None = None
     async with asyncio.timeout(None) as timeout:
 
         def look() -> None:
+            nonlocal timer
             if (left := ends - clock()) > 0:
-                timers[:] = [loop.call_later(min(left, TICK_SECONDS), look)]
+                timer = loop.call_later(min(left, TICK_SECONDS), look)
             else:
                 timeout.reschedule(loop.time())
 
-        timers: list[asyncio.Handle] = [loop.call_soon(look)]
+        look()
         try:
             yield clock
         finally:
-            timers[0].cancel()
+            if timer is not None:
+                timer.cancel()
 
 
 class Notifier:

@@ -42,6 +42,15 @@ REPEAT_PAUSES: Final = (0.25, 1.0, 4.0)
 """Seconds between the tries: a gateway reloads within a few. If one call in 20 fails so, one in 160,000 fails four times."""
 
 
+def token_count(value: Any) -> int:
+    """Return a server's count of tokens; 0 if it gives none. It is limited to what databases and spreadsheets can add up.
+    Raises TypeError, ValueError, OverflowError for what is no whole number.
+    """
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"{value} is no whole number")
+    return min(max(0, int(value or 0)), 1 << 53)
+
+
 async def answered(call: Awaitable[ModelReply]) -> ModelReply:
     """Return the reply. Raises ModelError, ContextExceeded and ContentFiltered. An implementation that raises anything
     else, or returns a reply that no record can hold, has failed (ModelFailed).

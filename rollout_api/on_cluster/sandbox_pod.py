@@ -229,7 +229,7 @@ def executor_config(
         "places": places_of(spec, mode),
         "stateDir": EXECUTOR_STATE,
         # With `whenIdle`, the operator asks how long it has been idle.
-        "idleSeconds": 0 if spec.parking is not None and spec.parking.when_idle else spec.idle_seconds,
+        "idleSeconds": 0 if spec.parks_when_idle else spec.idle_seconds,
     }
     optional = {"user": spec.user, "memoryBytes": memory_bytes, "diskBytes": disk_bytes}
     return config | {key: value for key, value in optional.items() if value is not None}

@@ -63,7 +63,10 @@ _NEAR_REST_FACTOR = 3
 # Counting time depends on the number of files, and a shared disk changes all the time. So counting pauses like
 # measuring, but never longer than this, because nothing is counted during a pause.
 _COUNT_REST_SECONDS = 1.0
+# A suspended job is stopped, and continued, within milliseconds; an init that stays stopped while this process runs was
+# stopped by a tool.
 _STOPPED_SECONDS = 5.0
+# Reading a process's memory takes milliseconds, on a busy machine a second.
 _MEASURE_SECONDS = 5.0
 KILLED = "OOMKilled"
 

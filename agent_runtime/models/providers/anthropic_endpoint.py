@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_runtime.models.answers import MALFORMED, arrived, decoded_object
+from agent_runtime.models.answers import MALFORMED, arrived, decoded_object, token_count
 from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, refused
@@ -169,7 +169,7 @@ def _reply(payload: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]], sour
             if block["type"] == "tool_use"
         ]
         usage = _usage(payload.get("usage") or {})
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ModelError(
             "BadResponse", f"{source}: a block of content or usage is incomplete ({error!r}): {blocks!r:.200}"
         ) from None
@@ -189,9 +189,6 @@ def _reply(payload: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]], sour
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    cached = usage.get("cache_read_input_tokens") or 0
-    return Usage(
-        prompt_tokens=(usage.get("input_tokens") or 0) + cached + (usage.get("cache_creation_input_tokens") or 0),
-        completion_tokens=usage.get("output_tokens") or 0,
-        cached_tokens=cached,
-    )
+    names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
+    new, cached, stored, written = (token_count(usage.get(name)) for name in names)
+    return Usage(prompt_tokens=new + cached + stored, completion_tokens=written, cached_tokens=cached)

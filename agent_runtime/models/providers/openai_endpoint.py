@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from agent_runtime.executor.timing import working_timeout
-from agent_runtime.models.answers import arrived, heard
+from agent_runtime.models.answers import arrived, heard, token_count
 from agent_runtime.models.base import (
     AnswerAborted,
     ContextExceeded,
@@ -310,11 +310,6 @@ def _logprobs(value: Any) -> list[float] | None:
         raise ModelError("BadResponse", f"choices[0].logprobs.content: no logprob in {content[0]!r:.200}") from None
 
 
-def _count(value: Any) -> int:
-    """Return a count within the bounds of what databases and spreadsheets can add up."""
-    return min(max(0, int(value or 0)), 1 << 53)
-
-
 def usage_of(value: Any) -> Usage:
     """Return token counts, zero if the server gives none. Raises ModelError (BadResponse)."""
     if not isinstance(value, Mapping):
@@ -322,10 +317,10 @@ def usage_of(value: Any) -> Usage:
     details, written = value.get("prompt_tokens_details"), value.get("completion_tokens_details")
     try:
         return Usage(
-            prompt_tokens=_count(value.get("prompt_tokens")),
-            completion_tokens=_count(value.get("completion_tokens")),
-            cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, Mapping) else 0,
-            reasoning_tokens=_count(written.get("reasoning_tokens")) if isinstance(written, Mapping) else 0,
+            prompt_tokens=token_count(value.get("prompt_tokens")),
+            completion_tokens=token_count(value.get("completion_tokens")),
+            cached_tokens=token_count(details.get("cached_tokens")) if isinstance(details, Mapping) else 0,
+            reasoning_tokens=token_count(written.get("reasoning_tokens")) if isinstance(written, Mapping) else 0,
         )
     except (TypeError, ValueError, OverflowError):
         raise ModelError("BadResponse", f"usage: expected whole numbers, got {value!r:.200}") from None

@@ -77,7 +77,7 @@ def wait_until_idle(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
     """Return the plan of a Ready Sandbox: with `parking.whenIdle`, ask its executor, and set `running: false` once it has
     been idle for `idleSeconds`.
     """
-    if spec.parking is None or not spec.parking.when_idle:
+    if not spec.parks_when_idle:
         return Plan()
     if seen.key is None:
         return Plan((making.key_action(seen),))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agent_runtime.models.answers import LEAST_LOGPROB, MAY_PASS, REPEAT_PAUSES, answered, repeated, storable
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest, ToolCall
 from agent_runtime.models.probe import probe_request
+from agent_runtime.models.providers.anthropic_endpoint import parse_answer
 from agent_runtime.models.providers.openai_endpoint import usage_of
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
@@ -152,3 +153,18 @@ async def test_time_on_hold_is_not_lost_too() -> None:
 def test_counts_that_no_database_can_add_up_are_bounded() -> None:
     usage = usage_of({"prompt_tokens": 10**30, "completion_tokens": -2, "prompt_tokens_details": {"cached_tokens": 3}})
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (2**53, 0, 3)
+
+
+@pytest.mark.parametrize("count", [2.5, "many", [1], float("nan"), float("inf")])
+def test_counts_that_are_no_whole_numbers_are_refused(count: object) -> None:
+    for_openai, for_anthropic = {"prompt_tokens": count}, {"content": [], "usage": {"input_tokens": count}}
+    with pytest.raises(ModelError, match="BadResponse"):
+        usage_of(for_openai)
+    with pytest.raises(ModelError, match="BadResponse"):
+        parse_answer(for_anthropic, "the model")
+
+
+def test_counts_of_anthropics_api_are_bounded_too() -> None:
+    usage = {"input_tokens": -5, "cache_read_input_tokens": 3, "output_tokens": 10**30}
+    found = parse_answer({"content": [], "usage": usage}, "the model").usage
+    assert (found.prompt_tokens, found.cached_tokens, found.completion_tokens) == (3, 3, 2**53)
