@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, Unpack, runtime_checkable
@@ -551,6 +551,16 @@ class Checkable(Protocol):
 
     async def require_live(self) -> None:
         """Raise SandboxFailure or WorkspaceLimit unless the workspace exists and works. No tool can delay the answer."""
+
+    def silence(self, pausing: Callable[[bool], None]) -> AbstractContextManager[None]:
+        """Call `pausing` with True when the sandbox has not answered for `SILENT_SECONDS`, and with False when it answers
+        again, until the end of the block.
+        """
+
+
+def without_silence(workspace: Workspace, pausing: Callable[[bool], None]) -> AbstractContextManager[None]:
+    """Return the context in which `pausing` is called as by `Checkable.silence`, if the workspace can be asked."""
+    return workspace.silence(pausing) if isinstance(workspace, Checkable) else nullcontext()
 
 
 async def standstill_of(workspace: Workspace) -> SandboxFailure | None:

@@ -18,6 +18,7 @@ from agent_runtime.sandboxes.base import (
     ProcessStatus,
     Workspace,
     ignore_pauses,
+    without_silence,
 )
 from agent_runtime.tools.base import Tool, ToolContext, ToolError, dispatch, takes_agents_time
 from rollout_api.records import Observation
@@ -208,4 +209,5 @@ class ToolRunner:
         if tool is None or tool.runs_in == "Runner":
             return await running
         async with self._one_at_a_time:
-            return await running
+            with without_silence(self._states.workspace, self._clock.pauses()):
+                return await running

@@ -37,7 +37,7 @@ from agent_runtime.models.base import ConversationRefused, Model, ModelError, Mo
 from agent_runtime.models.token_history import answer_record, recorded_answer
 from agent_runtime.plugins.plugins import CHANGED
 from agent_runtime.recording.branches import branch_of, has_own_answer
-from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace, standstill_of
+from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace, standstill_of, without_silence
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from agent_runtime.tools.base import Tool, openai_definition, shortened
 from agent_runtime.tools.bash import readable
@@ -317,7 +317,8 @@ class Turns:
         async def run() -> CommandResult:
             key, seconds = self._next_key("command"), self._clock.seconds
             workspace, pausing = self._states.workspace, self._clock.pauses()
-            result = await workspace.run(command, key=key, deadline_seconds=seconds, pausing=pausing)
+            with without_silence(workspace, self._clock.pauses()):
+                result = await workspace.run(command, key=key, deadline_seconds=seconds, pausing=pausing)
             self._record_command(command, result)
             return result
 

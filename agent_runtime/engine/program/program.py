@@ -47,6 +47,7 @@ from agent_runtime.sandboxes.base import (
     Workspace,
     WorkspaceLimit,
     standstill_of,
+    without_silence,
 )
 from rollout_api.model import Sampling
 from rollout_api.records import (
@@ -369,14 +370,15 @@ class Program:
         if (own := self._program.search_path) is not None:
             env["PATH"] = f"{root}{own}:{search_path}"
         self.exposed = True
-        return await self._workspace.run(
-            filled.command,
-            key=PROGRAM_KEY,
-            deadline_seconds=_NO_DEADLINE,
-            env=env,
-            stdin=filled.stdin.encode(errors="replace"),
-            pausing=self._clock.pauses(),
-        )
+        with without_silence(self._workspace, self._clock.pauses()):
+            return await self._workspace.run(
+                filled.command,
+                key=PROGRAM_KEY,
+                deadline_seconds=_NO_DEADLINE,
+                env=env,
+                stdin=filled.stdin.encode(errors="replace"),
+                pausing=self._clock.pauses(),
+            )
 
     async def _look_around(self) -> tuple[str, str]:
         """Return the prefix of absolute paths as programs in the workspace see them, which is not empty in `Plain` below

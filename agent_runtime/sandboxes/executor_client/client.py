@@ -50,6 +50,7 @@ from agent_runtime.sandboxes.executor_client.connection import (
     FailedReply,
     Headers,
 )
+from agent_runtime.sandboxes.executor_client.silence import SilenceWatch
 
 # Pauses between attempts after a broken connection: 6 s in all, longer than short network failures, and shorter than a
 # new attempt of the rollout. A unix socket without a listener is not retried, because a local executor has ended then.
@@ -170,6 +171,7 @@ class ExecutorClient:
         self._token = token
         self._connections = Connections(self._connect)
         self._streams = CommandStreams(lambda: self.attach("/commands", UPGRADE, CommandStream))
+        self.silence = SilenceWatch(self.health)
         kind, _, place = address.partition(":")
         self._socket_path = place if kind == "unix" else None
         self._fixed_headers = f"Host: executor\r\nAuthorization: Bearer {token}\r\n"
@@ -350,6 +352,7 @@ class ExecutorClient:
         raise AssertionError("unreachable: the last attempt returns")
 
     async def close(self) -> None:
+        self.silence.close()
         self._connections.close()
         self._streams.close()
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import posixpath
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Unpack
 
 from aiohttp import web
@@ -143,6 +143,10 @@ class ExecutorWorkspace:
             raise WorkspaceLimit(failure["cause"], str(failure.get("message", "")))
         why = failure.get("message") or f"workspace {self.name} is {state['state']}"
         raise SandboxFailure(reason_of_loss(failure.get("cause")), str(why))
+
+    def silence(self, pausing: Callable[[bool], None]) -> AbstractContextManager[None]:
+        """See Checkable."""
+        return self._client.silence.watched(pausing)
 
     async def is_frozen(self) -> bool:
         """Whether the workspace exists and is frozen."""

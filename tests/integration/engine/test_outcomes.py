@@ -9,7 +9,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -1027,6 +1027,29 @@ async def test_time_in_which_the_sandbox_pauses_a_command_is_not_the_agents(tmp_
         provider = DummyProvider(f"outcomes-{next(worlds)}", pause=lambda: let_pass(90))
         ran = Ran(tmp_path, await run_job(job, provider=provider, **common), [])
     assert ran.outcomes == [("Completed", "Finished", 1.0)]
+
+
+async def test_time_in_which_the_sandbox_stands_still_is_not_the_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def silence(workspace: DummyWorkspace, pausing: Callable[[bool], None]) -> Iterator[None]:
+        pausing(True)
+        yield
+        pausing(False)
+
+    async def stand_still(operation: str, attempt: str, key: str | None) -> None:
+        if operation == "run" and "grading" not in attempt:
+            await let_pass(90)
+
+    async def require_live(workspace: DummyWorkspace) -> None: ...
+
+    monkeypatch.setattr(DummyWorkspace, "silence", silence, raising=False)
+    monkeypatch.setattr(DummyWorkspace, "require_live", require_live, raising=False)
+    with passing_time() as let_pass:
+        ran = await run(a_job(tmp_path, group_size=1, agent_seconds=60), tmp_path, on_call=stand_still)
+    assert ran.outcomes == [("Completed", "Finished", 1.0)]
+    assert ran.results[0]["seconds"]["agent"] < 60
 
 
 async def test_takeover_continues_in_the_workspace_of_a_new_checkpoint(

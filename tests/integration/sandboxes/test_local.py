@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.sandboxes.base import Fence, Fenced, FileError, SandboxFailure, Workspace, WorkspaceLimit
+from agent_runtime.sandboxes.base import Checkable, Fence, Fenced, FileError, SandboxFailure, Workspace, WorkspaceLimit
+from agent_runtime.sandboxes.executor_client import silence
 from agent_runtime.sandboxes.factory import open_provider
 from agent_runtime.sandboxes.local.environment import readable_by, running_environment
 from agent_runtime.sandboxes.local.provider import LocalProvider, _plain_homes
@@ -141,6 +142,28 @@ async def test_executor_that_does_not_answer_delays_a_stopped_run_for_seconds_on
     again = await second.reattach(workspace.handle, spec=spec(), fence=Fence(2, "second"))
     assert await say(again, "echo still", "1:say") == "still"
     await second.close()
+
+
+async def test_standstill_of_an_executor_is_reported_to_who_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(silence, "SILENT_SECONDS", 1.0)
+    provider = LocalProvider(tmp_path, template("Plain"), places=2)
+    await provider.open()
+    workspace = await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
+    (record,) = (tmp_path / "sandboxes").glob("*.json")
+    pid, paused, continues = json.loads(record.read_text())["pid"], asyncio.Event(), asyncio.Event()
+    assert isinstance(workspace, Checkable)
+    with workspace.silence(lambda is_paused: (paused if is_paused else continues).set()):
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.wait_for(paused.wait(), 30)
+            continues.clear()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await asyncio.wait_for(continues.wait(), 30)
+    await provider.close()
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])

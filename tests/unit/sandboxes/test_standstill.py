@@ -1,6 +1,8 @@
 """Whether a sandbox stood still when the agent's time was over: then the time is not the policy's."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import pytest
@@ -19,6 +21,9 @@ class Asked:
         await asyncio.sleep(self._seconds)
         if self._error is not None:
             raise self._error
+
+    def silence(self, pausing: Callable[[bool], None]) -> AbstractContextManager[None]:
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize(
