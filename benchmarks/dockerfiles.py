@@ -120,9 +120,8 @@ async def _provider(folder: Path, image: str, images: ImageStore) -> AsyncIterat
 
 
 def _builder(provider: SandboxProvider, store: Store, image: str) -> Builder:
-    return Builder(
-        provider, BuildCache(store, Layers(store, store.below("run"))), BuildOptions(lambda _: image, {}, {})
-    )
+    run = store.below("run")
+    return Builder(provider, BuildCache(store, run, Layers(store, run)), BuildOptions(lambda _: image, {}, {}))
 
 
 async def _build(builder: Builder, found: list[Dockerfile]) -> tuple[float, list[WorkspaceSpec]]:

@@ -40,7 +40,7 @@ from agent_runtime.sandboxes.base import (
 )
 from agent_runtime.sandboxes.images.files import this_architecture
 from agent_runtime.sandboxes.prepare import failed_command, prepared_id, setup_text
-from agent_runtime.shared_tasks import shared
+from agent_runtime.shared_tasks import has_failed, shared
 from rollout_api.files import Dockerfile
 from rollout_api.sandbox import NetworkAccess
 from rollout_api.services import HealthCheck
@@ -87,8 +87,8 @@ class Builder:
         self._workspaces = BuildWorkspaces(provider, options.label, machine)
         self._keys = Keys(self._base, options.image_of, machine)
         self._bases: dict[str | None, asyncio.Task[Base]] = {}
-        # By key and limits: a task does not share the failure of another one whose limits are lower.
-        self._steps: dict[tuple[str, object], asyncio.Task[BuildEntry]] = {}
+        # By key, and then by limits: a task does not share the failure of another one whose limits are lower.
+        self._steps: dict[str, dict[object, asyncio.Task[BuildEntry]]] = {}
         # By group: what was made of its Dockerfiles and setup. Each attempt asks again.
         self._groups: dict[str, dict[object, asyncio.Task[Any]]] = {}
 
@@ -150,8 +150,9 @@ class Builder:
 
     async def close(self) -> None:
         """End all builds; what they have stored stays."""
-        of_groups = [task for known in self._groups.values() for task in known.values()]
-        tasks: list[asyncio.Task[Any]] = [*of_groups, *self._steps.values(), *self._bases.values()]
+        tasks: list[asyncio.Task[Any]] = [*self._bases.values()]
+        for known in (*self._groups.values(), *self._steps.values()):
+            tasks += known.values()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -171,7 +172,7 @@ class Builder:
 
     async def _made(self, recipe: Recipe, number: int, spec: WorkspaceSpec) -> Made:
         chain = await self._keys.chain(recipe, number, spec)
-        stored = await asyncio.gather(*(self._find(keyed.key, recipe.seconds) for keyed in chain.steps))
+        stored = await asyncio.gather(*(self._find(keyed.key) for keyed in chain.steps))
         layers: list[StoredLayer] = []
         for position, (keyed, entry) in enumerate(zip(chain.steps, stored, strict=True)):
             below = chain.steps[position - 1].key if position else None
@@ -185,13 +186,19 @@ class Builder:
         key = setup_key(spec, below or image_key(spec.image, base), base)
         limits = digest(spec.setup_seconds, spec.resources.wire())
         make = partial(self._make_setup, spec, key, below, limits)
-        return await self._layer(key, limits, await self._find(key, limits), make)
+        return await self._layer(key, limits, await self._find(key), make)
 
     async def _layer(self, key: str, limits: object, found: BuildEntry | None, make: Callable[[], Any]) -> StoredLayer:
         """Return the layer of a step that was found stored, or else is made."""
         if found is not None:
             self._options.on_step(found, True)
-        return self._cache.stored(key, found or await self._once(self._steps, (key, limits), make))
+            return self._cache.stored(key, found)
+        made = self._steps.setdefault(key, {})
+        while others := [task for other, task in made.items() if other != limits and not has_failed(task)]:
+            await asyncio.wait(others[:1])
+            if not has_failed(others[0]):
+                return self._cache.stored(key, others[0].result())
+        return self._cache.stored(key, await self._once(made, limits, make))
 
     async def _make_setup(self, spec: WorkspaceSpec, key: str, below: str | None, limits: str) -> BuildEntry:
         """Prepare a workspace of the task and store what that changed. Raises SetupFailed, SandboxFailure, StorageError."""
@@ -209,14 +216,17 @@ class Builder:
         self._options.on_step(entry, False)
         return entry
 
-    async def _find(self, key: str, limits: object) -> BuildEntry | None:
-        task = self._steps.get((key, limits))
-        if task is not None and not task.done():
+    async def _find(self, key: str) -> BuildEntry | None:
+        made = self._steps.get(key, {})
+        if any(not task.done() for task in made.values()):
             return None
+        before = dict(made)
         entry = await self._cache.find(key)
-        if entry is None and self._steps.get((key, limits)) is task:
-            # This process made it, and it was lost since.
-            self._steps.pop((key, limits), None)
+        if entry is None:
+            # What this process made was lost since.
+            for limits, task in before.items():
+                if made.get(limits) is task:
+                    del made[limits]
         return entry
 
     async def _once(self, tasks: dict[Any, asyncio.Task[Any]], key: object, make: Callable[[], Any]) -> Any:

@@ -1,10 +1,13 @@
 """The stored steps of one output, as builders of one run use them.
 
-Two builders of one step both succeed, and the entry of either is right.
+Two builders of one step both succeed, and the layer of either is right, but they differ: at least in times. So a run keeps
+which one it uses, in `<run>/builds/KEY.json`: all its rollouts are started, resumed and graded from that one, whatever other
+runs store, and whatever is deleted from the output.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -29,41 +32,60 @@ class LayerLost(SandboxFailure):
 class BuildCache:
     """The steps of one output, used by one run."""
 
-    def __init__(self, output: Store, layers: Layers) -> None:
-        self._output, self._layers = output, layers
+    def __init__(self, output: Store, run: Store, layers: Layers) -> None:
+        self._output, self._run, self._layers = output, run, layers
         self.losses = 0
         """Number of layers that turned out to be damaged or missing."""
 
     async def find(self, key: str) -> BuildEntry | None:
         """Return a step's result, which is kept as long as the run; None if it must be built. Raises StorageError."""
         name = key_of_entry(key)
-        data = await self._output.get(name)
-        entry = None if data is None else parse_entry(data)
-        if entry is None or data is None:
-            return None
-        await self._layers.name(entry.layer)
-        if not await self._layers.has(entry.layer):
+        own, shared = await asyncio.gather(self._run.get(name), self._output.get(name))
+        if own is not None and (entry := await self._usable(own)) is not None:
+            return entry
+        if shared is None or (entry := await self._usable(shared)) is None:
             return None
         modified = await self._output.modified(name)
         if modified is not None and time.time() - modified > RENEWED_SECONDS:
-            await self._output.put(name, data)
+            await self._output.put(name, shared)
+        return await self._chosen(key, entry)
+
+    async def _usable(self, data: bytes) -> BuildEntry | None:
+        entry = parse_entry(data)
+        if entry is None:
+            return None
+        await self._layers.name(entry.layer)
+        return entry if await self._layers.has(entry.layer) else None
+
+    async def _chosen(self, key: str, entry: BuildEntry) -> BuildEntry:
+        """Return the entry that the run uses from now on: this one, unless it has another."""
+        name, data = key_of_entry(key), entry.model_dump_json(by_alias=True).encode()
+        if await self._run.create(name, data):
+            return entry
+        own = await self._run.get(name)
+        if own is not None and (first := await self._usable(own)) is not None:
+            return first
+        await self._run.put(name, data)  # the layer of the earlier one was lost
         return entry
 
     async def _forget(self, key: str, layer: Layer) -> None:
         """Remove a step with its damaged layer, so that both are made again. Raises StorageError."""
         self.losses += 1
+        await self._run.delete([key_of_entry(key)])
         await self._output.delete([key_of_entry(key), key_of(layer.digest)])
 
     async def record(
         self, key: str, chunks: AsyncIterator[bytes], *, step: str, below: str | None, image: str, began: float
     ) -> BuildEntry:
-        """Store a step's layer and its entry. Raises LayerTooLarge, StorageError and errors of `chunks`."""
+        """Store a step's layer and its entry; return the entry that the run uses. Raises LayerTooLarge, StorageError and
+        errors of `chunks`.
+        """
         layer = await self._layers.keep(chunks, LAYER_BYTES)
         seconds = round(time.time() - began, 3)
         entry = BuildEntry(layer=layer, step=step, below=below, image=image, seconds=seconds, created=time.time())
         # Not create-only: an entry whose layer was lost is replaced.
         await self._output.put(key_of_entry(key), entry.model_dump_json(by_alias=True).encode())
-        return entry
+        return await self._chosen(key, entry)
 
     def stored(self, key: str, entry: BuildEntry) -> StoredLayer:
         """Return a step's layer for the specification of a workspace."""

@@ -255,7 +255,7 @@ async def open_run(
         layers, build_label = Layers(store, record.store), f"build{run_environment.shard.index}"
         opened = await _open_provider(job, tasks, run_environment, uri, record, origins)
         options = _build_options(job, run_environment, build_label, observer)
-        provider = BuildingProvider(opened, Builder(opened, BuildCache(store, layers), options))
+        provider = BuildingProvider(opened, Builder(opened, BuildCache(store, record.store, layers), options))
         stack.push_async_callback(close_provider)
         await record.begin()
         starting.close()

@@ -319,7 +319,7 @@ def may_define_tests(source: bytes) -> bool:
             case ast.ClassDef(name=name):
                 names = [name]
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                names = [] if any(map(_is_fixture, node.decorator_list)) else [name]
+                names = [] if _is_decorated(node, "fixture") else [name]
             case ast.alias(name=name, asname=known_as):
                 names = [known_as or name]
             case ast.Name(id=name) if name in _DYNAMIC:
@@ -349,7 +349,7 @@ def _defined(body: Sequence[ast.stmt], classes: tuple[str, ...]) -> Iterator[tup
         if isinstance(statement, ast.ClassDef):
             if _is_test_class(statement):
                 yield from _defined(statement.body, (*classes, statement.name))
-        elif statement.name.startswith("test") and not any(map(_is_fixture, statement.decorator_list)):
+        elif statement.name.startswith("test") and not _is_decorated(statement, "fixture", "property"):
             yield classes, statement.name
 
 
@@ -362,23 +362,37 @@ def _kept(body: Sequence[ast.stmt]) -> Iterable[_Definition]:
             found[statement.name] = statement
         elif isinstance(statement, ast.Delete):
             removed = statement.targets
-        elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
-            removed = statement.targets  # as in `Base = None`
+        elif (
+            isinstance(statement, ast.Assign)
+            and isinstance(statement.value, ast.Constant)
+            and not statement.value.value
+        ):
+            removed = statement.targets  # as in `Base = None` and `test_data.__test__ = False`
         for target in removed:
+            if isinstance(target, ast.Attribute) and target.attr == "__test__":
+                target = target.value
             if isinstance(target, ast.Name):
                 found.pop(target.id, None)
     return found.values()
 
 
-def _is_fixture(decorator: ast.expr) -> bool:
-    return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator).endswith("fixture")
+def _is_decorated(definition: _Definition, *names: str) -> bool:
+    called = (each.func if isinstance(each, ast.Call) else each for each in definition.decorator_list)
+    return any(ast.unparse(decorator).endswith(names) for decorator in called)
 
 
 def _is_test_class(node: ast.ClassDef) -> bool:
+    """Whether pytest collects the class: it is not switched off, not abstract, and has no constructor of its own."""
+    functions = [line for line in node.body if isinstance(line, ast.FunctionDef | ast.AsyncFunctionDef)]
+    bases = [ast.unparse(base) for base in node.bases]
     switched_off = any(
         isinstance(line, ast.Assign) and any(isinstance(to, ast.Name) and to.id == "__test__" for to in line.targets)
         for line in node.body
+    ) or any(_is_decorated(function, "abstractmethod") for function in functions)
+    is_constructed = (
+        any(function.name in ("__init__", "__new__") for function in functions)
+        or _is_decorated(node, "dataclass")
+        or any(base.endswith("NamedTuple") for base in bases)
     )
-    has_init = any(isinstance(line, ast.FunctionDef) and line.name == "__init__" for line in node.body)
-    is_case = any(ast.unparse(base).endswith("TestCase") for base in node.bases)
-    return not switched_off and (is_case or (node.name.startswith("Test") and not has_init))
+    is_case = any(base.endswith("TestCase") for base in bases)
+    return not switched_off and (is_case or (node.name.startswith("Test") and not is_constructed))

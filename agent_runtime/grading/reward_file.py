@@ -15,6 +15,9 @@ REWARD_FILE_BYTES = 64 * 1024
 LOWEST, HIGHEST = -1.0, 1.0
 """Range of a reward. A number far outside is a mistake, and would dominate its group."""
 
+ROUNDING = 1e-9
+"""A number this near to an end of the range is that end: a sum such as 20 × 1/20 is 1.0000000000000002."""
+
 MOST = 1e100
 """Bound of further numbers, so that their sums over steps and rollouts stay finite."""
 
@@ -26,8 +29,8 @@ class RewardFileError(ValueError):
 def parse_reward(json_data: bytes | None, text_data: bytes | None) -> tuple[float, dict[str, float]]:
     """Return the reward and all named rewards of `reward.json`, else of `reward.txt`.
 
-    `reward.json` has a number, or an object of numbers, of which `reward` (or the only one) counts. Raises
-    RewardFileError.
+    `reward.json` has a number, or an object of numbers, of which `reward` (or the only one) counts. As in Harbor, true is 1
+    and false 0. Raises RewardFileError.
     """
     if json_data is not None:
         return _from_json(json_data)
@@ -64,7 +67,7 @@ def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _number(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(value, int | float):
         # Nested values are not encoded: Python decodes slightly deeper nesting than it encodes.
         kind = (
             "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else json.dumps(value)[:40]
@@ -80,6 +83,9 @@ def _number(value: object, where: str) -> float:
 
 
 def _in_range(value: float, where: str) -> float:
+    for end in (LOWEST, HIGHEST):
+        if abs(value - end) <= ROUNDING:
+            return end
     if not LOWEST <= value <= HIGHEST:  # also false for NaN
         raise RewardFileError(f"{where} is {value}, expected a number from {LOWEST:g} to {HIGHEST:g}")
     return value

@@ -96,7 +96,7 @@ class Builds:
             secrets=self.secrets,
             on_step=lambda entry, was_stored: self.steps.append((entry, was_stored)),
         )
-        return Builder(self.provider, BuildCache(store, Layers(store, store.below("run"))), options)
+        return Builder(self.provider, BuildCache(store, store.below("run"), Layers(store, store.below("run"))), options)
 
     def spec(self, dockerfile: Dockerfile) -> WorkspaceSpec:
         self.count += 1

@@ -21,16 +21,18 @@ from xml.sax.saxutils import quoteattr
 # The characters that XML cannot have, as agent_runtime/grading/junit.py looks for them.
 UNREPORTABLE = re.compile("[^\t\n\r\x20-\x7e\x80-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-FAILED = set()  # type: set[str]
+PASSED, FAILED = set(), set()  # type: set[str], set[str]
 REPORTED = {}  # type: dict[str, None]
 
 
-def report(names: "list[Any]", passed: bool) -> None:
-    """Record a result; a test that failed once has failed."""
+def report(names: "list[Any]", passed: "Any") -> None:
+    """Record a result; None for a skipped test. A test that failed once has failed. Several tests may have one name: it is
+    skipped only if none of them passed.
+    """
     for name in filter(None, names):
         REPORTED[name] = None
-        if not passed:
-            FAILED.add(name)
+        if passed is not None:
+            (PASSED if passed else FAILED).add(name)
 
 
 def write(path: str) -> None:
@@ -39,7 +41,10 @@ def write(path: str) -> None:
     for name in REPORTED:
         # As pytest does in its own report.
         readable = UNREPORTABLE.sub(lambda found: "#x%02X" % ord(found.group()), name)
-        lines.append("<testcase name=%s>%s</testcase>" % (quoteattr(readable), "<failure/>" * (name in FAILED)))
+        lines.append(
+            "<testcase name=%s>%s</testcase>"
+            % (quoteattr(readable), "<failure/>" * (name in FAILED or name not in PASSED))
+        )
     with open(path + ".part", "w", encoding="utf-8") as file:
         file.write("<testsuite>%s</testsuite>" % "".join(lines))
     os.replace(path + ".part", path)
@@ -50,7 +55,7 @@ def names_of(test: Any) -> "list[Any]":
     return [str(test), test.shortDescription() if hasattr(test, "shortDescription") else None]
 
 
-def reporting(owner: Any, name: str, passed: bool, names: Any) -> None:
+def reporting(owner: Any, name: str, passed: Any, names: Any) -> None:
     """Make a method of a runner also report the test for which it is called; `names` returns the test's names."""
     original = getattr(owner, name)
 
@@ -70,8 +75,9 @@ class Recording(unittest.TextTestResult):
             report(names_of(test), False)
 
 
-for method in ("addFailure", "addError", "addSkip", "addExpectedFailure", "addUnexpectedSuccess"):
+for method in ("addFailure", "addError", "addExpectedFailure", "addUnexpectedSuccess"):
     reporting(Recording, method, False, lambda test, *_: names_of(test))
+reporting(Recording, "addSkip", None, lambda test, *_: names_of(test))
 reporting(Recording, "addSuccess", True, lambda test: names_of(test))
 
 
@@ -100,9 +106,10 @@ def run_sympy(arguments: "list[str]") -> None:
         return entering(self, test)
 
     reporter.entering_test = enter
-    for name in ("test_fail", "test_exception", "test_skip", "test_xfail", "test_xpass", "test_timeout"):
+    results = dict.fromkeys(("test_fail", "test_exception", "test_xfail", "test_xpass", "test_timeout"), False)
+    for name, passed in dict(results, test_skip=None).items():
         if hasattr(reporter, name):
-            reporting(reporter, name, False, lambda *_: current)
+            reporting(reporter, name, passed, lambda *_: current)
     reporting(reporter, "test_pass", True, lambda *_: current)
     runtests.test(*arguments, verbose=True, colors=False)
 

@@ -24,7 +24,9 @@ def building(provider: ClusterProvider, output: Path, runner: int, made: list[st
         label=f"build{runner}",
         on_step=lambda entry, was_stored: None if was_stored else made.append(entry.step),
     )
-    return BuildingProvider(provider, Builder(provider, BuildCache(store, Layers(store, store.below("run"))), options))
+    return BuildingProvider(
+        provider, Builder(provider, BuildCache(store, store.below("run"), Layers(store, store.below("run"))), options)
+    )
 
 
 async def prepared(provider: BuildingProvider, *setup: str, attempt: str = "0-0") -> Workspace:

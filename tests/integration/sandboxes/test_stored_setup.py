@@ -68,15 +68,15 @@ class Output:
     async def job(self, mode: str = "Overlay") -> AsyncIterator[Job]:
         self.count += 1
         local = LocalProvider(self.folder / f"run{self.count}", template(mode), places=8)
-        job = self.building(local)
+        job = self.building(local, self.count)
         await job.provider.open()
         try:
             yield job
         finally:
             await job.provider.close()
 
-    def building(self, local: LocalProvider) -> Job:
-        """Return a job in these sandboxes that remembers nothing, as after a restart."""
+    def building(self, local: LocalProvider, run: int) -> Job:
+        """Return the job of a run in these sandboxes that remembers nothing, as after a restart."""
         steps: list[tuple[BuildEntry, bool]] = []
         options = BuildOptions(
             image_of=lambda _: THIS_MACHINE,
@@ -84,7 +84,8 @@ class Output:
             secrets={},
             on_step=lambda entry, was_stored: steps.append((entry, was_stored)),
         )
-        cache = BuildCache(self.store, Layers(self.store, self.store.below(f"run{self.count}")))
+        folder = self.store.below(f"run{run}")
+        cache = BuildCache(self.store, folder, Layers(self.store, folder))
         return Job(BuildingProvider(local, Builder(local, cache, options)), local, steps)
 
     async def entries(self) -> list[BuildEntry]:
@@ -218,6 +219,28 @@ async def test_builders_that_race_all_succeed(output: Output) -> None:
         assert third.made == []
 
 
+async def test_run_keeps_the_layer_with_which_it_began(output: Output) -> None:
+    """Otherwise a resumed run would grade in other files than those in which the agent worked."""
+    async with output.job() as job:
+        made = await job.say(storing(UNIQUE), "cat made")
+        for entry in (output.folder / "out/builds").iterdir():
+            entry.unlink()
+        async with output.job() as other:
+            assert await other.say(storing(UNIQUE), "cat made") != made
+        restarted = output.building(job.local, 1)
+        assert await restarted.say(storing(UNIQUE, group="later"), "cat made") == made
+        assert restarted.made == []
+
+
+async def test_tasks_that_differ_in_limits_share_a_setup_but_not_its_failure(output: Output) -> None:
+    async with output.job() as job:
+        slow = [storing("sleep 2", UNIQUE, group=f"{seconds}", setup_seconds=seconds) for seconds in (1, 30, 31)]
+        failed, *found = await asyncio.gather(*(job.say(wanted, "cat made") for wanted in slow), return_exceptions=True)
+        assert isinstance(failed, SetupFailed)
+        assert found[0] == found[1]
+        assert len(job.made) == 1
+
+
 async def test_failed_setup_names_the_command_and_stores_nothing(output: Output) -> None:
     async with output.job() as job:
         with pytest.raises(SetupFailed) as failed:
@@ -285,7 +308,7 @@ async def test_reattached_workspace_makes_no_setup(output: Output) -> None:
         made = await workspace.read("made")
         for entry in (output.folder / "out/builds").iterdir():
             entry.unlink()
-        restarted = output.building(job.local)
+        restarted = output.building(job.local, 1)
         again = await restarted.provider.reattach(workspace.handle, spec=storing(UNIQUE), fence=Fence(2, "next"))
         assert await again.read("made") == made
         assert restarted.steps == []

@@ -232,7 +232,7 @@ def test_without_hidden_test_files_every_reported_test_counts() -> None:
 
 def test_defined_tests_equal_those_that_pytest_collects() -> None:
     source = b"""
-import unittest
+import abc, dataclasses, typing, unittest
 class Base:
     def test_no(self): ...
 class TestOff:
@@ -241,13 +241,30 @@ class TestOff:
 class TestInit:
     def __init__(self): ...
     def test_no(self): ...
+class TestAbstract(abc.ABC):
+    @abc.abstractmethod
+    def make(self): ...
+    def test_no(self): ...
+@dataclasses.dataclass
+class TestData:
+    name: str
+    def test_no(self): ...
+class TestPair(typing.NamedTuple):
+    name: str
+    def test_no(self): ...
+def test_data(): ...
+test_data.__test__ = False
+def test_marked(): ...
+test_marked.__test__ = True
 class Cases(unittest.TestCase):
     def test_case(self): ...
+    @property
+    def test_folder(self): ...
 class TestA:
     class TestB:
         async def test_deep(self): ...
 """
-    assert defined_tests(source) == [(("Cases",), "test_case"), (("TestA", "TestB"), "test_deep")]
+    assert defined_tests(source) == [((), "test_marked"), (("Cases",), "test_case"), (("TestA", "TestB"), "test_deep")]
     assert defined_tests(b"def broken(") == []
 
 

@@ -16,12 +16,21 @@ def test_json_wins_over_text_and_may_be_a_number_or_named_numbers() -> None:
     assert parse_reward(None, b" 0.5\n") == (0.5, {})
     assert parse_reward(b'{"reward": 1, "speed": 350}', None) == (1, {"reward": 1, "speed": 350})
     assert parse_reward(b'{"accuracy": 0.5}', None) == (0.5, {"accuracy": 0.5})
+    assert parse_reward(b'{"reward": true, "tidy": false}', None) == (1, {"reward": 1, "tidy": 0})
+
+
+@pytest.mark.parametrize("parts", [[1 / 20] * 20, [0.1] * 10, [0.2, 0.4, 0.3, 0.1], [-0.1] * 10])
+def test_sum_of_parts_that_is_off_by_rounding_is_the_end_of_the_range(parts: list[float]) -> None:
+    total = sum(parts)
+    assert abs(total) != 1
+    assert parse_reward(json.dumps({"reward": total}).encode(), None)[0] == round(total)
+    assert parse_reward(None, str(total).encode())[0] == round(total)
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        *(b"NaN", b"Infinity", b"1e999", b"2", b"-1.5", b"true", b'"1"', b"null", b"[1]", b"{}", b"", b"1 2", b"\xff"),
+        *(b"NaN", b"Infinity", b"1e999", b"2", b"-1.5", b'"1"', b"null", b"[1]", b"{}", b"", b"1 2", b"\xff"),
         *(b'{"a": 1, "b": 0}', b'{"reward": NaN}', b'{"reward": 0, "reward": 1}', b'{"reward": 1, "x": Infinity}'),
         b'{"reward": 1, "x": 1.7e308}',
         *(b"1" * 5000, b"[" * 100_000),
