@@ -121,7 +121,8 @@ def _about_isolation(missing: Sequence[str]) -> list[str]:
 def _lines(event: Event) -> list[tuple[str, str]]:
     """Return the lines to print for an event, with their styles; empty for most events."""
     if isinstance(event, JobStarted):
-        resumed = f"Resuming {event.name}: {event.sealed} of {event.total} rollouts are finished already."
+        of_total = "" if event.total is None else f" of {event.total}"
+        resumed = f"Resuming {event.name}: {event.sealed}{of_total} rollouts are finished already."
         if event.sealed == event.total:
             resumed += " Nothing is left to run. To run the job again, for example with changed code, use --new."
         total = "a stream of" if event.total is None else event.total
