@@ -553,8 +553,8 @@ class Checkable(Protocol):
         """Raise SandboxFailure or WorkspaceLimit unless the workspace exists and works. No tool can delay the answer."""
 
     def silence(self, pausing: Callable[[bool], None]) -> AbstractContextManager[None]:
-        """Call `pausing` with True when the sandbox has not answered for `SILENT_SECONDS`, and with False when it answers
-        again, until the end of the block.
+        """Call `pausing` with True each time that the sandbox was silent for `SILENT_SECONDS`, and with False when it
+        answers again, until the end of the block.
         """
 
 

@@ -38,6 +38,8 @@ class AgentClock:
         """Spans of Unix time under earlier runners that are part of `used_before`, but do not count."""
         self._waits: dict[object, float] = {}
         """Reasons for current waits, with their begin."""
+        self._silent = 0.0
+        """How long sandboxes were silent, in `silences` that have ended."""
         self._timeout: asyncio.Timeout | None = None
         self._tick: asyncio.TimerHandle | None = None
 
@@ -97,6 +99,24 @@ class AgentClock:
         """Return a function that begins a wait when it is called with True, and ends it with False."""
         reason = object()
         return lambda begins: self.begin_wait(reason) if begins else self.end_wait(reason)
+
+    def silences(self) -> Callable[[bool], None]:
+        """Return a function to be called with True each time that a sandbox was silent, and with False when it answers.
+
+        In all, at most `seconds` of silence do not count, because a policy may be able to cause it.
+        """
+        reason = object()
+
+        def report(is_silent: bool) -> None:
+            since = self._waits.get(reason)
+            silent = self._silent + (0.0 if since is None else self.now() - since)
+            if is_silent and silent < self.seconds:
+                self.begin_wait(reason)
+            else:
+                self._silent = silent
+                self.end_wait(reason)
+
+        return report
 
     def exclude(self, begin: float, end: float) -> None:
         """Exclude a span of time from the agent's time."""

@@ -206,8 +206,8 @@ class ToolRunner:
         running = dispatch(turn.tools, call, context)
         if not is_agents_time:
             return await self._clock.untimed(running)
-        if tool is None or tool.runs_in == "Runner":
-            return await running
-        async with self._one_at_a_time:
-            with without_silence(self._states.workspace, self._clock.pauses()):
+        with without_silence(self._states.workspace, self._clock.silences()):
+            if tool is None or tool.runs_in == "Runner":
+                return await running
+            async with self._one_at_a_time:
                 return await running

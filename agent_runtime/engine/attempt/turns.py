@@ -317,7 +317,7 @@ class Turns:
         async def run() -> CommandResult:
             key, seconds = self._next_key("command"), self._clock.seconds
             workspace, pausing = self._states.workspace, self._clock.pauses()
-            with without_silence(workspace, self._clock.pauses()):
+            with without_silence(workspace, self._clock.silences()):
                 result = await workspace.run(command, key=key, deadline_seconds=seconds, pausing=pausing)
             self._record_command(command, result)
             return result
@@ -347,16 +347,17 @@ class Turns:
         await self._require_own_turns("writes files")
 
         async def write() -> None:
-            key = self._next_key("files")
-            for number, file in enumerate(files):
-                await self._states.workspace.write(
-                    file.path,
-                    file.data(),
-                    key=f"{key}.{number}",
-                    mode=file.mode,
-                    replace=True,
-                    owner=WORKSPACE_USER if file in self.task.solution_files else None,
-                )
+            key, workspace = self._next_key("files"), self._states.workspace
+            with without_silence(workspace, self._clock.silences()):
+                for number, file in enumerate(files):
+                    await workspace.write(
+                        file.path,
+                        file.data(),
+                        key=f"{key}.{number}",
+                        mode=file.mode,
+                        replace=True,
+                        owner=WORKSPACE_USER if file in self.task.solution_files else None,
+                    )
 
         await self._in_order(write)
 

@@ -20,7 +20,14 @@ from agent_runtime.engine.branching.sources import Origin, results_in
 from agent_runtime.models.base import ToolCall
 from agent_runtime.plugins.plugins import call_that_ran
 from agent_runtime.recording.layers import Layers
-from agent_runtime.sandboxes.base import FileError, SandboxFailure, Workspace, WorkspaceLimit, WorkspaceSpec
+from agent_runtime.sandboxes.base import (
+    FileError,
+    SandboxFailure,
+    Workspace,
+    WorkspaceLimit,
+    WorkspaceSpec,
+    without_silence,
+)
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, prepare
 from agent_runtime.tools.base import Tool, ToolContext, dispatch
 from rollout_api.model import Sampling
@@ -153,7 +160,9 @@ class Rerun:
             key = f"{record.turn + 1}:rerun-{self._times}.{position}"
             keyed = KeyedWorkspace(self._workspace, key, seconds, self._clock.pauses())
             context = ToolContext(workspace=keyed, task=self._task, call_id=call.id, seconds_left=seconds)
-            self.differences += difference(record.turn, before, await dispatch(tools, call, context))
+            with without_silence(self._workspace, self._clock.silences()):
+                after = await dispatch(tools, call, context)
+            self.differences += difference(record.turn, before, after)
 
 
 def difference(turn: int, before: Observation, after: Observation) -> list[str]:

@@ -370,7 +370,7 @@ class Program:
         if (own := self._program.search_path) is not None:
             env["PATH"] = f"{root}{own}:{search_path}"
         self.exposed = True
-        with without_silence(self._workspace, self._clock.pauses()):
+        with without_silence(self._workspace, self._clock.silences()):
             return await self._workspace.run(
                 filled.command,
                 key=PROGRAM_KEY,

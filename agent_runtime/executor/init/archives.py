@@ -58,10 +58,12 @@ def _set_time(member: tarfile.TarInfo, nanoseconds: int) -> None:
 def is_kept(attribute: str) -> bool:
     """Whether archives contain the extended attribute: those of users, and capabilities of programs.
 
-    overlayfs keeps its own records in `user.overlay.`.
+    overlayfs keeps its own records in `user.overlay.`. The name is part of a tar's header, which has the form NAME=VALUE and
+    is UTF-8.
     """
     is_users = attribute.startswith("user.") and not attribute.startswith("user.overlay.")
-    return is_users or attribute == "security.capability"
+    fits = "=" not in attribute and attribute == attribute.encode(errors="ignore").decode()
+    return (is_users and fits) or attribute == "security.capability"
 
 
 def attributes_of(member: tarfile.TarInfo) -> dict[str, bytes]:

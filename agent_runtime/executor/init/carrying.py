@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import heapq
 import itertools
 import json
 import os
@@ -93,7 +94,7 @@ class _Carrying(Tree):
         self._shown_as, self._places, self._dropped, self._changes = shown_as, places, dropped, changes
         self._since = float("inf") if since is None else since * SECOND
         self.target = Target(location)
-        self.written: list[tuple[int, list[str]]] = []
+        self.written: list[tuple[int, str]] = []
         """Times and paths of the files that the agent wrote since its start."""
 
     def walk(self, enters: Callable[[str], bool]) -> Iterator[tuple[int, str, str, Kind]]:
@@ -116,9 +117,9 @@ class _Carrying(Tree):
                 with open(os.path.join(self.location, path), "rb") as file:
                     compared = _Compared(file, content)
                     if not compared.is_same:
-                        self._write(member, parts, cast("IO[bytes]", compared), existing)
+                        self._write(member, path, cast("IO[bytes]", compared), existing)
             else:
-                self._write(member, parts, content, existing)
+                self._write(member, path, content, existing)
         except PermissionError:
             # The agent had the same rights, so it cannot have changed this entry; but it may have moved it.
             is_unchanged = existing is not None and (existing.st_size == member.size or not member.isreg())
@@ -131,16 +132,17 @@ class _Carrying(Tree):
             self.placed[folder] = "folder"
 
     def _write(
-        self, member: tarfile.TarInfo, parts: list[str], content: IO[bytes] | None, existing: os.stat_result | None
+        self, member: tarfile.TarInfo, path: str, content: IO[bytes] | None, existing: os.stat_result | None
     ) -> None:
+        parts = [part for part in path.split("/") if part]
         replaced = None if existing is None else kind_of(existing.st_mode)
         if replaced == "folder" and not member.isdir():
-            self._note_removal("/".join(parts), replaced)
+            self._note_removal(path, replaced)
         if content is not None or member.islnk() or replaced == "file":
-            self._changes.add(joined(self._shown_as, "/".join(parts)), self.target, parts)
+            self._changes.add(joined(self._shown_as, path), self.target, parts)
         self.target.put(member, parts, content)
         if content is not None and time_of(member) > self._since:
-            self.written.append((time_of(member), parts))
+            self.written.append((time_of(member), path))
             if parts[-1].endswith(".py"):
                 self._remove_compiled(parts)
 
@@ -245,12 +247,18 @@ def _make_newest(begun: Sequence[_Carrying]) -> None:
     be newer than the agent's sources, and `make` would not build it again.
     """
     now = time.time_ns()
-    times = sorted({modified for carrying in begun for modified, _ in carrying.written if modified <= now})
-    renewed = {modified: now + number * _TIME_STEP for number, modified in enumerate(times, 1)}
-    for carrying in begun:
-        for modified, parts in carrying.written:
-            if modified in renewed:
-                carrying.target.set_time(parts, renewed[modified])
+
+    def ordered(carrying: _Carrying) -> Iterator[tuple[int, Target, str]]:
+        carrying.written.sort()
+        return ((modified, carrying.target, path) for modified, path in carrying.written)
+
+    renewed, latest = now, None
+    for modified, target, path in heapq.merge(*map(ordered, begun), key=lambda entry: entry[0]):
+        if modified > now:
+            break
+        if modified != latest:
+            renewed, latest = renewed + _TIME_STEP, modified
+        target.set_time(path.split("/"), renewed)
 
 
 def _lstat(place: str) -> os.stat_result | None:

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import tarfile
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import IO, Literal
 
@@ -88,13 +89,48 @@ def parts_of(name: str) -> list[str]:
     return parts
 
 
+class Folders:
+    """Paths, modes and times of folders, in 30 bytes and the name each: a tar may have hundreds of thousands, and the memory
+    of a workspace may be small.
+    """
+
+    def __init__(self) -> None:
+        self._above, self._modes, self._times = array("i"), array("H"), array("q")
+        """By folder: the one that contains it, of those added before; -1 for none."""
+        self._names, self._ends = bytearray(), array("q")
+        """The names relative to it, and where each ends."""
+        self._open: list[tuple[list[str], int]] = []
+        """The folders that contain the last one, and itself."""
+
+    def add(self, parts: list[str], mode: int, modified: int) -> None:
+        while self._open and self._open[-1][0] != parts[: len(self._open[-1][0])]:
+            self._open.pop()
+        known, above = self._open[-1] if self._open else ([], -1)
+        self._above.append(above)
+        self._modes.append(mode)
+        self._times.append(modified)
+        self._names += "/".join(parts[len(known) :]).encode(errors="surrogateescape")
+        self._ends.append(len(self._names))
+        self._open.append((parts, len(self._above) - 1))
+
+    def last_first(self) -> Iterator[tuple[list[str], int, int]]:
+        """Yield (parts, mode, time)."""
+        for number in reversed(range(len(self._above))):
+            names, folder = list[str](), number
+            while folder >= 0:
+                name = self._names[self._ends[folder - 1] if folder else 0 : self._ends[folder]]
+                names = [*filter(None, name.decode(errors="surrogateescape").split("/")), *names]
+                folder = self._above[folder]
+            yield names, self._modes[number], self._times[number]
+
+
 class Target:
     """The folder into which a tar is unpacked."""
 
     def __init__(self, location: str, *, owners: bool = False, ancestors: Ancestors = "refuse") -> None:
         self.root = os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._owners, self._ancestors = owners, ancestors
-        self._folders: list[tuple[list[str], int, int]] = []
+        self._folders = Folders()
         self._last: tuple[list[str], int] = [], os.dup(self.root)
         """The last opened folder and its descriptor: the next member is usually in it or below it."""
 
@@ -149,7 +185,7 @@ class Target:
         """Write one member. An existing entry is removed first, except a folder that a folder replaces."""
         if not parts:
             if self._owners and member.isdir():
-                self._folders.append((parts, member.mode & 0o7777, time_of(member)))
+                self._folders.add(parts, member.mode & 0o7777, time_of(member))
                 self._own(self.root, ".", member)
             return
         parent, name = self.parent(parts), parts[-1]
@@ -173,7 +209,7 @@ class Target:
             else:
                 make_writable(parent, name, standing)
             # Modes and times of folders come last: both would block or change while entries are added.
-            self._folders.append((parts, mode, time_of(member)))
+            self._folders.add(parts, mode, time_of(member))
             self._own(parent, name, member)
             self._set_attributes(f"/proc/self/fd/{parent}/{name}", member)
             return
@@ -267,7 +303,7 @@ class Target:
     def finish(self) -> None:
         """Set modes and times of folders, deepest first."""
         self._remember([], self.root)  # unpacked entries may have been removed since
-        for parts, mode, modified in reversed(self._folders):
+        for parts, mode, modified in self._folders.last_first():
             try:
                 parent = self.parent(parts, is_made=False) if parts else os.dup(self.root)
                 try:

@@ -8,8 +8,6 @@ from agent_runtime.sandboxes.base import SILENT_SECONDS, SandboxFailure
 
 ASK_SECONDS = 5.0
 """Pause between two questions. Work that ends sooner costs none."""
-MAX_SILENT_SECONDS = 3600.0
-"""Limit of the silence that one call of `watched` reports, because the policy may control what answers."""
 
 
 class SilenceWatch:
@@ -17,24 +15,23 @@ class SilenceWatch:
 
     def __init__(self, ask: Callable[[], Awaitable[object]]) -> None:
         self._ask = ask
-        self._left: dict[Callable[[bool], None], float] = {}
-        """By `pausing`, the seconds of silence that are still reported."""
+        self._waiting: list[Callable[[bool], None]] = []
         # A timer and not a task that sleeps, because every tool call passes here.
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def watched(self, pausing: Callable[[bool], None]) -> Iterator[None]:
-        """Call `pausing` with True when the executor is silent, and with False when it answers again, until the end of the
-        block.
+        """Call `pausing` with True each time that the executor was silent for `SILENT_SECONDS`, and with False when it
+        answers again, until the end of the block.
         """
-        self._left[pausing] = MAX_SILENT_SECONDS
+        self._waiting.append(pausing)
         if self._timer is None and self._asking is None:
             self._set_timer()
         try:
             yield
         finally:
-            del self._left[pausing]
+            self._waiting.remove(pausing)
             pausing(False)
 
     def close(self) -> None:
@@ -49,17 +46,17 @@ class SilenceWatch:
 
     def _look(self) -> None:
         self._timer = None
-        if self._left:
+        if self._waiting:
             self._asking = asyncio.create_task(self._ask_until_answered())
 
     async def _ask_until_answered(self) -> None:
-        waiting = list(self._left)
+        asked_for = list(self._waiting)
         while await self._is_silent():
-            for pausing in waiting:
-                if pausing in self._left:
-                    self._left[pausing] -= SILENT_SECONDS
-                    pausing(self._left[pausing] >= 0)
-        for pausing in self._left:
+            for pausing in asked_for:
+                if pausing in self._waiting:
+                    pausing(True)
+            asked_for = list(self._waiting)
+        for pausing in self._waiting:
             pausing(False)
         self._asking = None
         self._set_timer()

@@ -1029,9 +1029,25 @@ async def test_time_in_which_the_sandbox_pauses_a_command_is_not_the_agents(tmp_
     assert ran.outcomes == [("Completed", "Finished", 1.0)]
 
 
+CALL = ToolCall(id="c", name="bash", arguments='{"command": "true"}')
+WORKS: dict[str, Callable[[AgentContext], Awaitable[object]]] = {
+    "tool": lambda context: context.call_tools([CALL]),
+    "command": lambda context: context.run_command("true"),
+    "files": lambda context: context.put_files([TaskFile(path="own.txt", content="own")]),
+}
+
+
+@pytest.mark.parametrize("work", WORKS)
 async def test_time_in_which_the_sandbox_stands_still_is_not_the_agents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
+    class Working:
+        async def run(self, context: AgentContext) -> str:
+            await context.call_model([{"role": "user", "content": "one"}])
+            started.append(time.monotonic())
+            await WORKS[work](context)
+            return "done"
+
     @contextlib.contextmanager
     def silence(workspace: DummyWorkspace, pausing: Callable[[bool], None]) -> Iterator[None]:
         pausing(True)
@@ -1039,17 +1055,22 @@ async def test_time_in_which_the_sandbox_stands_still_is_not_the_agents(
         pausing(False)
 
     async def stand_still(operation: str, attempt: str, key: str | None) -> None:
-        if operation == "run" and "grading" not in attempt:
-            await let_pass(90)
+        if started and "agent" in attempt and operation in ("run", "write"):
+            started.clear()
+            await let_pass(50)
 
     async def require_live(workspace: DummyWorkspace) -> None: ...
 
+    started = list[float]()
     monkeypatch.setattr(DummyWorkspace, "silence", silence, raising=False)
     monkeypatch.setattr(DummyWorkspace, "require_live", require_live, raising=False)
     with passing_time() as let_pass:
-        ran = await run(a_job(tmp_path, group_size=1, agent_seconds=60), tmp_path, on_call=stand_still)
+        provider = DummyProvider(f"outcomes-{next(worlds)}", on_call=stand_still)
+        common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "agent": Working, "model": OneCall()}
+        job = a_job(tmp_path, group_size=1, agent_seconds=40)
+        ran = Ran(tmp_path, await run_job(job, provider=provider, **common), [])
+    assert not started, "the sandbox stood still"
     assert ran.outcomes == [("Completed", "Finished", 1.0)]
-    assert ran.results[0]["seconds"]["agent"] < 60
 
 
 async def test_takeover_continues_in_the_workspace_of_a_new_checkpoint(

@@ -174,6 +174,15 @@ async def test_restored_file_needs_no_more_disk_than_it_did(overlay: Inside) -> 
     assert sums[0] == sums[1]
 
 
+async def test_attribute_whose_name_fits_no_tar_is_left_out(overlay: Inside) -> None:
+    one, other = await overlay.make(), await overlay.make()
+    named = r"import os; [os.setxattr('/f', name, b'v') for name in (b'user.\xff', b'user.a=b', b'user.fine')]"
+    done = await run(one, ["/bin/sh", "-c", f'echo x > /f && python3 -c "{named}"'])
+    assert done.ok, done.output
+    await put(other, "restore", await get(one, "snapshot"))
+    assert (await run(other, "python3 -c \"import os; print(os.listxattr('/f'))\"")).output == "['user.fine']\n"
+
+
 async def test_a_plain_restore_follows_no_link_that_tools_planted(plain: Inside, tmp_path: Path) -> None:
     workspace = await plain.make(working_dir="/work")
     await write(workspace, "/work/sub/file", b"x")

@@ -89,6 +89,20 @@ def test_pauses_of_several_calls_are_excluded_once() -> None:
     assert clock.used() == 10
 
 
+def test_silence_of_a_sandbox_is_not_the_agents_time_up_to_the_agents_whole_time() -> None:
+    """Where tools have the executor's user, a policy can stop it."""
+    time = Time()
+    clock = started(time)
+    for call in range(3):
+        silence = clock.silences()
+        time.now += 5
+        for _ in range(4):
+            silence(True)
+            time.now += 10
+        silence(False)
+        assert clock.used() == 5 * (call + 1) + max(0, 40 * (call + 1) - 60)
+
+
 async def test_agent_timeout_differs_from_an_agent_that_raises_timeout_error() -> None:
     over, own = AgentClock(0.01), AgentClock(60)
     with pytest.raises(TimeoutError):
