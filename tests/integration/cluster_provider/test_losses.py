@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.kube import api as kube_api
 from agent_runtime.sandboxes.base import Evidence, SandboxFailure
 from agent_runtime.sandboxes.cluster import fleet, held_sandbox, lack_of_room, network_probe
 from agent_runtime.sandboxes.cluster.sandbox_object import POD_IP
@@ -83,7 +84,8 @@ async def test_broken_connection_is_reported_with_the_later_reason(
     under_way = asyncio.create_task(say(workspace, "sleep 60"))
     await asyncio.sleep(0.1)
     operator.executors[name].kill()
-    await asyncio.sleep(2)
+    await until(lambda: provider._fleet.held[name].inquiry is not None)
+    await asyncio.sleep(0.5)
     assert not under_way.done()
     operator.finish(name, "OOMKilled", "too much memory")
     with pytest.raises(SandboxFailure, match="too much memory") as failure:
@@ -126,7 +128,7 @@ async def test_sandbox_is_not_lost_when_it_answers_again_after_an_outage_of_the_
     opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05,))
-    monkeypatch.setattr(fleet, "REASON_SECONDS", 1)
+    monkeypatch.setattr(fleet, "REASON_SECONDS", 0.5)
     provider = await opened()
     workspace = await acquire(provider)
     name = workspace.handle["sandbox"]
@@ -143,25 +145,39 @@ async def test_sandbox_is_not_lost_when_it_answers_again_after_an_outage_of_the_
     assert await say(workspace, "echo here") == "here"
 
 
-@pytest.mark.parametrize("refuses_seconds", [0, 1])
+@pytest.mark.parametrize("refuses_first", [False, True])
 async def test_a_sandbox_whose_node_died_is_not_blamed_on_the_tool_call_that_ran_there(
-    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch, refuses_seconds: float
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch, refuses_first: bool
 ) -> None:
     """Kubernetes calls a node lost a minute and more after its last packet."""
-    monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05, 0.2))
-    monkeypatch.setattr(fleet, "REASON_SECONDS", 0.5 + 2 * refuses_seconds)
+    monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05,))
+    monkeypatch.setattr(executor_client, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(fleet, "REASON_SECONDS", 0.75)
     monkeypatch.setattr(held_sandbox, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(held_sandbox, "ANSWER_SECONDS", 0.5)
     provider = await opened()
     workspace = await acquire(provider)
     name = workspace.handle["sandbox"]
+    held, cut_off = provider._fleet.held[name], asyncio.Event()
+    is_cut_off = held.is_cut_off
+
+    async def watched() -> bool:
+        answer = await is_cut_off()
+        if answer:
+            cut_off.set()
+        return answer
+
+    monkeypatch.setattr(held, "is_cut_off", watched)
     under_way = asyncio.create_task(say(workspace, "sleep 60"))
     await asyncio.sleep(0.1)
     operator.executors[name].kill()
     operator.executors[name].wait()
-    await asyncio.sleep(refuses_seconds)
+    if refuses_first:
+        await until(lambda: held.inquiry is not None)
     with swallowing(operator.api.sandboxes[name]["status"][POD_IP]):
-        await asyncio.sleep(4)
+        async with asyncio.timeout(60):
+            await cut_off.wait()
+        await asyncio.sleep(1)  # longer than all that follows, were the node's failure not waited for
         assert not under_way.done(), "nobody has said yet what happened"
         operator.finish(name, "NodeLost", "node-7 is gone")
         with pytest.raises(SandboxFailure, match="node-7 is gone") as failure:
@@ -184,19 +200,22 @@ async def test_network_outage_differs_from_a_refusing_executor(
     opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch, mode: str, outage: str
 ) -> None:
     """A policy in Plain can also fill its executor's queue of connections, and then nothing answers either."""
-    monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05, 0.2))
+    monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05,))
+    monkeypatch.setattr(executor_client, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(executor_client, "REPLY_SECONDS", 1)
-    monkeypatch.setattr(fleet, "REASON_SECONDS", 5)
-    monkeypatch.setattr(fleet, "NODE_REASON_SECONDS", 6)
+    monkeypatch.setattr(fleet, "REASON_SECONDS", 2)  # the whole call lasts longer than the probe needs
+    monkeypatch.setattr(fleet, "NODE_REASON_SECONDS", 2.5)
     monkeypatch.setattr(held_sandbox, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(held_sandbox, "ANSWER_SECONDS", 0.5)
     monkeypatch.setattr(network_probe, "IDLE_SECONDS", 1)
     monkeypatch.setattr(network_probe, "PROBE_SECONDS", 1)
-    monkeypatch.setattr(network_probe, "PROBES", 2)
+    monkeypatch.setattr(network_probe, "PROBES", 1)
     guest: dict[str, Any] = {"runtimeClassName": "gvisor"} if outage == "network, with a guest kernel" else {}
     provider = await opened(rollout_job(mode, **guest))
     workspace = await acquire(provider)
     name = workspace.handle["sandbox"]
+    probe = provider._fleet.held[name].probe
+    assert probe is not None
     await asyncio.sleep(0.2)
     with contextlib.ExitStack() as stack:
         if outage != "executor":
@@ -206,6 +225,7 @@ async def test_network_outage_differs_from_a_refusing_executor(
             stack.callback(operator.executors[name].send_signal, signal.SIGCONT)
         with pytest.raises(SandboxFailure) as failure:
             await workspace.read("given.txt")
+    assert probe.is_cut_off == (outage != "executor")
     expected = ("NetworkLost", Evidence.OUTSIDE) if outage == "network" else ("SandboxLost", Evidence.UNEXPLAINED)
     assert (failure.value.reason, failure.value.evidence) == expected
 
@@ -220,7 +240,7 @@ async def test_idle_ending_is_network_lost_only_when_the_network_was_down(
     """A policy in Plain can also keep the runner's requests away from its executor until it ends as idle."""
     monkeypatch.setattr(network_probe, "IDLE_SECONDS", 1)
     monkeypatch.setattr(network_probe, "PROBE_SECONDS", 1)
-    monkeypatch.setattr(network_probe, "PROBES", 2)
+    monkeypatch.setattr(network_probe, "PROBES", 1)
     provider = await opened(rollout_job(mode))
     workspace = await acquire(provider)
     assert await say(workspace, "echo here") == "here"
@@ -234,7 +254,7 @@ async def test_idle_ending_is_network_lost_only_when_the_network_was_down(
             await until(lambda: probe.is_cut_off)
         else:
             operator.executors[name].send_signal(signal.SIGSTOP)
-            await asyncio.sleep(4)
+            await asyncio.sleep(3)  # longer than the probe needs
         operator.finish(name, "Idle", "it received no request for spec.idleSeconds", executor=signal.SIGKILL)
         with pytest.raises(SandboxFailure, match="idleSeconds") as failure:
             await say(workspace, "echo here", "2:say")
@@ -248,7 +268,9 @@ async def test_runner_cut_off_from_all_does_not_delete_its_successors_sandbox(
     once.
     """
     monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05,))
+    monkeypatch.setattr(executor_client, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(executor_client, "REPLY_SECONDS", 0.5)
+    monkeypatch.setattr(kube_api, "LONGEST_PAUSE_SECONDS", 0.5)
     monkeypatch.setattr(held_sandbox, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(held_sandbox, "ANSWER_SECONDS", 0.5)
     monkeypatch.setattr(fleet, "REASON_SECONDS", 0.5)
@@ -264,7 +286,7 @@ async def test_runner_cut_off_from_all_does_not_delete_its_successors_sandbox(
     await operator.api.start()
     successor = await opened()
     taken = await successor.reattach(workspace.handle, spec=spec(), fence=SECOND)
-    await asyncio.sleep(6)  # longer than the pause between two tries of a call to the API server
+    await asyncio.sleep(1.5)  # longer than the pause between two tries of a call to the API server
     assert name in operator.api.sandboxes
     assert await say(taken, "echo here") == "here"
 
@@ -366,9 +388,9 @@ async def test_request_waits_while_another_runner_uses_the_quota(
     operator.most_pods = 1
     first, second = await opened(rollout_job(startSeconds=1)), await opened(rollout_job(startSeconds=1), runner=1)
     await acquire(first)
-    waiting = asyncio.create_task(acquire(second, "1-0", start_seconds=3))
+    waiting = asyncio.create_task(acquire(second, "1-0", start_seconds=1))
     await until(lambda: "exceeded quota" in second.waits_for())
-    await asyncio.sleep(4)
+    await asyncio.sleep(2)
     assert not waiting.done()
     await first.close()
     assert await say(await waiting, "echo here") == "here"
