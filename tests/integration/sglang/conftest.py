@@ -13,7 +13,16 @@ from typing import Any, ClassVar
 import pytest
 
 from rollout_api.inference.sglang import SGLANG
-from tests.integration.vllm.conftest import MAX_NUM_SEQS, MODEL, REPOSITORY, InferenceServer, model, recorder, serving  # noqa: F401 two are fixtures
+from tests.integration.vllm.conftest import (  # noqa: F401 two are fixtures
+    MAX_NUM_SEQS,
+    MODEL,
+    REPOSITORY,
+    TOKENS_PER_SECOND,
+    InferenceServer,
+    model,
+    recorder,
+    serving,
+)
 from tests.integration.vllm.operated import Operated
 from tests.support.ports import free_port
 from tests.support.tiny_llama import MAX_MODEL_LEN
@@ -31,7 +40,7 @@ ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
     "HF_HUB_OFFLINE": "1",
-    "STANDIN_ARGS": "--tokens-per-second 200",
+    "STANDIN_ARGS": f"--tokens-per-second {TOKENS_PER_SECOND}",
 }
 
 
@@ -101,6 +110,7 @@ async def server(started: SglangServer) -> SglangServer:
     assert status == 200, answer
     await started.name_weights("0")
     await started.resume()
+    await started.set_speed(TOKENS_PER_SECOND)
     if not started.real:
         await started.post("/_standin/script", {})
     return started

@@ -36,6 +36,8 @@ FLAGS = (
     # vllm/lora/ops/torch_ops/lora_ops.py indexes with -1), so tests never fill that slot.
     *("--max-loras", "8"),
 )
+TOKENS_PER_SECOND = 200
+"""Speed of the stand-in at the start of each test: slow enough that a long answer runs while a test does something."""
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
@@ -43,7 +45,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
-    "STANDIN_ARGS": "--tokens-per-second 200 --weight-versions",
+    "STANDIN_ARGS": f"--tokens-per-second {TOKENS_PER_SECOND} --weight-versions",
 }
 START_SECONDS = 900.0
 """Time limit on a busy machine; the real vLLM imports torch."""
@@ -86,6 +88,11 @@ class InferenceServer:
                 return response.status, json.loads(data)
             except ValueError:
                 return response.status, data.decode()
+
+    async def set_speed(self, tokens_per_second: int) -> None:
+        """Set the speed of the stand-in for all requests; vLLM itself has its own."""
+        if not self.real:
+            await self.post("/_standin/speed", {"tokens_per_second": tokens_per_second})
 
     async def do(self, request: Request) -> tuple[int, Any]:
         """Send a request of the server's description."""
@@ -225,6 +232,7 @@ async def server(started: InferenceServer) -> InferenceServer:
     assert status == 200, answer
     await started.name_weights("0")
     await started.post("/reset_prefix_cache")
+    await started.set_speed(TOKENS_PER_SECOND)
     if not started.real:
         await started.post("/_standin/script", {})
     return started

@@ -12,6 +12,7 @@ import pytest
 
 from agent_runtime.models.base import ModelReply
 from agent_runtime.models.pool.model import ServedModel
+from agent_runtime.serving import adapters
 from rollout_operator.model_server.control import Address, Control
 from tests.integration.vllm.conftest import MODEL, InferenceServer
 from tests.integration.vllm.operated import Operated
@@ -32,6 +33,10 @@ async def adapted(server: InferenceServer, tmp_path: Path) -> AsyncIterator[Oper
     for card in (await server.get("/v1/models"))["data"]:
         if card["id"] != MODEL:
             await server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": card["id"]})
+
+
+FAST = 5000
+"""Tokens a second of the stand-in for the rest of an answer, once the test has seen what it needs the answer for."""
 
 
 def uri(folder: str) -> str:
@@ -77,6 +82,7 @@ async def test_update_loses_no_call_and_records_the_version_of_each_token(
     await until_held(server, served, len(calls))
     served.patch(1, uri(server.checkpoint(1)))
     await served.until(1)
+    await server.set_speed(FAST)
     replies = await asyncio.gather(*calls)
     for number, reply in enumerate(replies):
         (answer,) = served.recorder.of(f"s-{number}")
@@ -136,7 +142,10 @@ async def test_version_0_is_served_again_after_an_update(server: InferenceServer
     assert await first_tokens(served) == zero
 
 
-async def test_two_adapters_are_updated_each_alone_while_calls_run(server: InferenceServer, adapted: Operated) -> None:
+async def test_two_adapters_are_updated_each_alone_while_calls_run(
+    server: InferenceServer, adapted: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "LINGER_SECONDS", 1.0)  # calls keep the old version loaded, however long they run
     red, blue = adapted.adapted["red"], adapted.adapted["blue"]
     base = await first_tokens(adapted)
     assert await first_tokens(adapted, model=red) == await first_tokens(adapted, model=blue) == base
@@ -162,6 +171,7 @@ async def test_two_adapters_are_updated_each_alone_while_calls_run(server: Infer
     while set(versions(new)) == {"1"}:  # the runner follows the status
         new = await red.complete(request())
     assert (new.completion_token_ids, set(versions(new))) == (found[2], {"3"})
+    await server.set_speed(FAST)
     replies = await asyncio.gather(*calls)
     assert [set(versions(reply)) for reply in replies] == [{"1"}, {"2"}, {"0"}]
     for reply, start in zip(replies, (found[1], found[2], base), strict=True):
@@ -177,8 +187,9 @@ async def test_two_adapters_are_updated_each_alone_while_calls_run(server: Infer
 
 
 async def test_adapter_that_cannot_be_loaded_changes_nothing(
-    server: InferenceServer, adapted: Operated, tmp_path: Path
+    server: InferenceServer, adapted: Operated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(adapters, "TRY_SECONDS", 0.2)
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "adapter_config.json").write_text('{"r": "no rank"}')
@@ -224,6 +235,7 @@ async def test_call_waits_while_the_engine_sleeps_and_continues_with_its_version
     assert len(answer.ids) == made < server.long_answer
     served.lend_memory(False)
     await served.until(0)
+    await server.set_speed(FAST)
     reply = await call
     assert len(reply.completion_token_ids or ()) == server.long_answer
     assert set(versions(reply)) <= ({"0"} if not served.mixed else {"0", None})
@@ -241,6 +253,7 @@ async def test_engine_that_wakes_for_a_new_version_finishes_its_calls_with_it(
     served.patch(1, uri(server.checkpoint(1)))
     served.lend_memory(False)
     await served.until(1)
+    await server.set_speed(FAST)
     reply = await call
     answer = served.recorder.sampled[-1]
     found = versions(reply)

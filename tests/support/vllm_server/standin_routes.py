@@ -87,6 +87,13 @@ async def script(http: web.Request) -> web.Response:
     return web.json_response({})
 
 
+@routes.post("/_standin/speed")
+async def speed(http: web.Request) -> web.Response:
+    """{tokens_per_second}: of each request from now on, running ones included."""
+    server_of(http).engine.tokens_per_second = float((await json_object(http))["tokens_per_second"])
+    return web.json_response({})
+
+
 @routes.post("/_standin/restart")
 async def restart(http: web.Request) -> web.Response:
     """{down_seconds}: break connections off, and return with the base weights on the same port."""
