@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -187,7 +188,7 @@ async def run_killed_in(folder: Path, server: VllmStandIn, begun: asyncio.Queue[
 async def test_program_continues_when_its_runners_are_killed_without_losing_a_turn(tmp_path: Path, mode: str) -> None:
     """Two runners are killed during an answer to the program, which sends the request again and continues."""
     begun = asyncio.Queue[int]()
-    async with VllmStandIn(script=slow(begun), tokens_per_second=100) as server:
+    async with VllmStandIn(script=slow(begun), tokens_per_second=300) as server:
         command = ["python3", "agent.py", "{promptFile}", "6"]
         checks = ['test "$(cat answers.txt | xargs)" = "0 1 2 3 4 5"', 'test "$(wc -l < broken.txt)" -le 2']
         spec = {"workspaces": mode, "task": {"verifier": {"commands": checks}}, "sampling": {"maxTokens": 60}}
@@ -207,7 +208,7 @@ async def test_program_continues_when_its_runners_are_killed_without_losing_a_tu
 
 async def test_program_that_gives_up_because_its_runner_died_uses_up_no_attempt(tmp_path: Path) -> None:
     begun = asyncio.Queue[int]()
-    async with VllmStandIn(script=slow(begun), tokens_per_second=100) as server:
+    async with VllmStandIn(script=slow(begun), tokens_per_second=300) as server:
         command = [sys.executable, "agent.py", "{prompt}", "{model}", "2"]
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest(tmp_path, server, OPENAI, command)))
         ran = await run_killed_in(tmp_path, server, begun, 1)
@@ -292,7 +293,7 @@ async def test_program_that_ends_because_its_server_failed_is_an_infrastructure_
 
     server.script = break_down
     program = f"{ASK}ask()\nstatus = ask()\n{ending}"
-    model = {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 5}}
+    model = {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 3}}
     ran = await run(tmp_path, server, program, python="python3", model=model)
     assert ran.end == ("InfraFailed", "ServerError"), ran.results
     assert "reward" not in ran.results[0]
@@ -316,22 +317,35 @@ async def test_a_program_whose_request_makes_the_server_fail_is_graded(tmp_path:
     assert [failed["reason"] for failed in ran.results[0]["failedAttempts"]] == ["ServerError"]
 
 
-def is_running(argument: str) -> bool:
-    """Whether a process has this argument."""
+def running(argument: str) -> list[int]:
+    """Return the ids of the processes that have this argument."""
+    found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if argument.encode() in path.read_bytes().split(b"\0"):
-                return True
-    return False
+                found.append(int(path.parent.name))
+    return found
 
 
 async def test_program_that_gives_up_without_a_runner_is_retried(tmp_path: Path) -> None:
     asked, drain, mark = asyncio.Event(), Drain(), uuid.uuid4().hex
 
-    async def before(_question: int, _letter: int) -> None:
+    async def before(_question: int, letter: int) -> None:
         asked.set()
+        if letter == 0 and first.done():  # the next attempt has a runner all the time
+            wake()
 
-    program = ASK + "ask()\ntime.sleep(3)\nask('And now?', timeout=7)"
+    def wake() -> int:
+        found = running(mark)
+        for program_id in found:
+            os.kill(program_id, signal.SIGUSR1)
+        return len(found)
+
+    # It asks again only when its runner is away, and for longer than the executor counts as an absence (ABSENT_SECONDS).
+    program = ASK + (
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\nask()\n"
+        "signal.sigwait([signal.SIGUSR1])\nask('And now?', timeout=6)"
+    )
     async with VllmStandIn() as server:
         job = RolloutJob.model_validate(manifest(tmp_path, server, program, ["python3", "agent.py", mark]))
         model = Speller(before=before)
@@ -339,8 +353,9 @@ async def test_program_that_gives_up_without_a_runner_is_retried(tmp_path: Path)
         await asked.wait()
         drain.request()
         assert (await first).resumable
+        assert wake() == 1
         async with asyncio.timeout(300):
-            while await asyncio.to_thread(is_running, mark):  # noqa: ASYNC110
+            while await asyncio.to_thread(running, mark):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         summary = await run_job(job, base_dir=tmp_path, environ={}, model=model)
     ran = await read(tmp_path, summary.folder)
@@ -409,7 +424,7 @@ class Hung(Speller):
     async def complete(self, request: ModelRequest) -> ModelReply:
         if self.is_well and "Say ok" in str(request.messages):
             request.health.on_hold(True)
-            await asyncio.sleep(3)
+            await asyncio.sleep(1.5)  # longer than PROBE_SECONDS
             request.health.on_hold(False)
         elif request.messages[-1]["content"] != "Hi":
             await asyncio.Event().wait()
@@ -421,7 +436,7 @@ async def test_program_that_times_out_is_excused_if_the_model_answers_no_other_r
     is_well: bool, end: tuple[str, str], tmp_path: Path, server: VllmStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "PROBE_SECONDS", 1.0)
-    program = ASK + "ask()\nask('Are you there?', timeout=2)"
+    program = ASK + "ask()\nask('Are you there?', timeout=1)"
     job = manifest(tmp_path, server, program, ["python3", "agent.py"])
     summary = await run_job(RolloutJob.model_validate(job), base_dir=tmp_path, environ={}, model=Hung(is_well=is_well))
     ran = await read(tmp_path, summary.folder)
