@@ -28,6 +28,7 @@ from agent_runtime.engine.events import (
     TurnEnded,
 )
 from agent_runtime.engine.run import run_job
+from agent_runtime.engine.scheduling import first_ends
 from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.models import probe
@@ -118,6 +119,12 @@ class Ran:
     def outcomes(self) -> list[tuple[str, str | None, float | None]]:
         """Return the outcome, the stop reason or the reason, and the reward of each rollout."""
         return [(r["outcome"], r.get("stopReason") or r.get("reason"), r.get("reward")) for r in self.results]
+
+
+@pytest.fixture
+def short_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an agent that raises wait only briefly for other agents that might do better."""
+    monkeypatch.setattr(first_ends, "LOOK_SECONDS", 0.05)
 
 
 async def run(job: RolloutJob, folder: Path, model: Model | None = None, **provider: Any) -> Ran:
@@ -374,6 +381,7 @@ class Decoding:
         return None
 
 
+@pytest.mark.usefixtures("short_look")
 @pytest.mark.parametrize(
     "call",
     [
@@ -403,6 +411,7 @@ async def test_argument_of_a_wrong_type_in_an_agents_call_is_graded_and_not_mask
     assert "TypeError" in ran.results[0]["traceback"]
 
 
+@pytest.mark.usefixtures("short_look")
 async def test_error_of_an_agent_is_graded_and_reported_without_ending_the_run(tmp_path: Path) -> None:
     common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": OneCall()}
     summary = await run_job(
@@ -992,6 +1001,7 @@ class _Snapshotting:
         return "done"
 
 
+@pytest.mark.usefixtures("short_look")
 @pytest.mark.parametrize("agent", [_Checkpointing, _Snapshotting])
 async def test_states_of_a_task_with_services_are_refused(tmp_path: Path, agent: Any) -> None:
     """The agent would continue in a workspace without the services, and its work would be graded 0."""
