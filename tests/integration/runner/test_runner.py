@@ -31,14 +31,16 @@ def quickstart() -> dict[str, Any]:
     return job
 
 
-def counting(groups: int = 4, turns: int = 4, delay: float = 0.05, **spec: Any) -> dict[str, Any]:
+def counting(
+    groups: int = 4, turns: int = 4, delay: float = 0.05, slow_turns: int | None = None, **spec: Any
+) -> dict[str, Any]:
     """Return a job in which each turn adds a line and counts all of them, so that a lost or repeated call changes the
-    output.
+    output. The first `slow_turns` turns, all by default, have the delay.
     """
     script: list[dict[str, Any]] = [
         {
             "toolCalls": [{"name": "bash", "arguments": {"command": f"echo {turn} >> log; sleep 0.05; wc -l < log"}}],
-            "delaySeconds": delay,
+            "delaySeconds": delay if slow_turns is None or turn < slow_turns else 0.05,
         }
         for turn in range(turns)
     ]
@@ -127,15 +129,15 @@ def test_an_engine_killed_again_and_again_gives_the_results_of_an_undisturbed_on
 
 
 def test_evicted_runner_finishes_its_turns_and_the_next_one_continues(pods: StartPods) -> None:
-    drained = pods("drained", counting(groups=6, delay=2))  # many times what it takes to notice the first turns
+    drained = pods("drained", counting(groups=4, delay=1))  # many times what it takes to notice the first turns
     first = drained.start()
     store = Store.open(str(drained.folder / "out"), {})
-    wait_for(lambda: segments_in(store) >= 24)
+    wait_for(lambda: segments_in(store) >= 12)
     first.process.terminate()
     assert first.end() == Exit.DRAINED
     report = drained.api.runners[0]
     assert (report["state"], report["running"]) == ("Draining", 0)
-    assert report["sealed"] == sealed(drained) < 12
+    assert report["sealed"] == sealed(drained) < 8
     complete(drained)
     for result in results(drained):
         assert (result["outcome"], result["reward"], result["attempt"]) == ("Completed", 1.0, 0), (
@@ -147,7 +149,7 @@ def test_evicted_runner_finishes_its_turns_and_the_next_one_continues(pods: Star
 
 
 def test_new_runner_lets_the_draining_one_finish_its_turns(pods: StartPods) -> None:
-    drained = pods("relieved", counting(groups=2, delay=4))
+    drained = pods("relieved", counting(groups=2, delay=4, slow_turns=2))
     first = drained.start()
     wait_for(lambda: drained.api.runners.get(0, {}).get("running"))
     first.process.terminate()
