@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_runtime.executor.host import FileFailure, Limits, WorkspaceFailure
+from agent_runtime.executor.overlay import watch
 from agent_runtime.executor.overlay.config import HostConfig
 from agent_runtime.executor.overlay.usage import MAX_DESCRIPTORS
 from agent_runtime.executor.overlay.workspace import Workspace
@@ -430,8 +431,11 @@ async def test_a_tool_cannot_stall_its_workspace_by_stopping_helpers(masked: Ins
         "kill -STOP $zygote $init $PPID",
     ],
 )
-async def test_a_tool_that_kills_its_own_init_is_recorded_as_the_cause(plain: Inside, attack: str) -> None:
+async def test_a_tool_that_kills_its_own_init_is_recorded_as_the_cause(
+    plain: Inside, attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise a policy could turn its own failure into an infrastructure failure, and get another attempt."""
+    monkeypatch.setattr(watch, "_STOPPED_SECONDS", 1.0)
     workspace = await plain.make(user="0" if os.geteuid() == 0 else None)
     command, output = await start(
         workspace,

@@ -277,7 +277,7 @@ def _fields(request: ModelRequest) -> dict[str, Any]:
 async def test_plain_text_arrives_piece_by_piece_and_is_the_whole_text_in_the_end(
     scale_out: bool, connect: Connect, make_request: MakeRequest
 ) -> None:
-    async with VllmStandIn(script={"s": [LONG]}, scale_out=scale_out, tokens_per_second=400) as server:
+    async with VllmStandIn(script={"s": [LONG]}, scale_out=scale_out, tokens_per_second=2000) as server:
         pieces, reply = await pieces_of(await connect(server), make_request(sampling=Sampling(max_tokens=4000)))
     assert len(pieces) > 1
     assert "".join(pieces) == reply.text == LONG
@@ -288,7 +288,7 @@ async def test_text_of_a_tool_call_is_not_streamed(
     scale_out: bool, connect: Connect, make_request: MakeRequest
 ) -> None:
     answer = Answer(f"{LONG}\n", [ToolCall("bash", {"command": "echo " + "x" * 300})])
-    async with VllmStandIn(script={"s": [answer]}, scale_out=scale_out, tokens_per_second=400) as server:
+    async with VllmStandIn(script={"s": [answer]}, scale_out=scale_out, tokens_per_second=2000) as server:
         request, arrived = make_request(tools=[TOOL], sampling=Sampling(max_tokens=4000)), list[int]()
         request.health.on_tokens = arrived.append
         pieces, reply = await pieces_of(await connect(server), request)
@@ -363,8 +363,9 @@ async def test_cancelling_a_call_ends_the_generation(connect: Connect, make_requ
 
 async def test_hanging_server_is_abandoned_at_the_deadline(connect: Connect, make_request: MakeRequest) -> None:
     async with VllmStandIn() as server:
-        await connect(server)
-        model = await connect(server, seconds=3)
+        capture = (await connect(server)).token_capture
+        model = await connect(server, check=False, seconds=1)
+        model.token_capture = capture
         server.faults.hang = True
         with pytest.raises(ModelError, match="Timeout") as failure:
             await model.complete(make_request())
@@ -374,8 +375,7 @@ async def test_hanging_server_is_abandoned_at_the_deadline(connect: Connect, mak
 async def test_answer_over_the_time_limit_counts_as_begun(connect: Connect, make_request: MakeRequest) -> None:
     """Otherwise the policy could have its rollout masked by an endless first answer."""
     async with VllmStandIn(tokens_per_second=50) as server:
-        await connect(server)
-        model = await connect(server, seconds=3)
+        model = await connect(server, seconds=2)
         with pytest.raises(ModelError, match="Timeout") as failure:
             await model.complete(make_request(sampling=Sampling(max_tokens=4000, extra={"ignore_eos": True})))
         assert failure.value.after_tokens
