@@ -388,9 +388,9 @@ async def test_request_waits_while_another_runner_uses_the_quota(
     operator.most_pods = 1
     first, second = await opened(rollout_job(startSeconds=1)), await opened(rollout_job(startSeconds=1), runner=1)
     await acquire(first)
-    waiting = asyncio.create_task(acquire(second, "1-0", start_seconds=1))
+    waiting = asyncio.create_task(acquire(second, "1-0", start_seconds=3))
     await until(lambda: "exceeded quota" in second.waits_for())
-    await asyncio.sleep(2)
+    await asyncio.sleep(4)
     assert not waiting.done()
     await first.close()
     assert await say(await waiting, "echo here") == "here"
