@@ -31,16 +31,14 @@ def quickstart() -> dict[str, Any]:
     return job
 
 
-def counting(
-    groups: int = 4, turns: int = 4, delay: float = 0.05, slow_turns: int | None = None, **spec: Any
-) -> dict[str, Any]:
+def counting(groups: int = 4, turns: int = 4, delay: float = 0.05, **spec: Any) -> dict[str, Any]:
     """Return a job in which each turn adds a line and counts all of them, so that a lost or repeated call changes the
-    output. The first `slow_turns` turns, all by default, have the delay.
+    output.
     """
     script: list[dict[str, Any]] = [
         {
             "toolCalls": [{"name": "bash", "arguments": {"command": f"echo {turn} >> log; sleep 0.05; wc -l < log"}}],
-            "delaySeconds": delay if slow_turns is None or turn < slow_turns else 0.05,
+            "delaySeconds": delay,
         }
         for turn in range(turns)
     ]
@@ -149,7 +147,7 @@ def test_evicted_runner_finishes_its_turns_and_the_next_one_continues(pods: Star
 
 
 def test_new_runner_lets_the_draining_one_finish_its_turns(pods: StartPods) -> None:
-    drained = pods("relieved", counting(groups=2, delay=4, slow_turns=2))
+    drained = pods("relieved", counting(groups=2, delay=4))
     first = drained.start()
     wait_for(lambda: drained.api.runners.get(0, {}).get("running"))
     first.process.terminate()
