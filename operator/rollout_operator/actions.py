@@ -65,6 +65,10 @@ class EnsureKey:
     """The Secret, without its key."""
     field: str = KEY_FILE
     """Field of the Secret that holds the key."""
+    remedy: str | None = None
+    """None if nothing uses the key. Otherwise a new one would lock the operator out of what runs, so a missing Secret is
+    created again only if its key is known; this says what to do.
+    """
 
 
 @dataclass(frozen=True)

@@ -154,10 +154,10 @@ class Execution:
                 return True
             case ReadKey(ref, owner_uid):
                 await self.keys.read(ref.namespace, ref.name, owner_uid)
-            case EnsureKey(body, field):
+            case EnsureKey(body, field, remedy):
                 async with self._creates.in_flight:
                     self._check()
-                    await self.keys.ensure(body, field)
+                    await self.keys.ensure(body, field, remedy)
             case Create():
                 return await self._create(key, action)
             case Delete():

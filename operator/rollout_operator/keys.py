@@ -17,6 +17,11 @@ INVALID = 422
 KEY: Final = re.compile(rb"[0-9a-f]{64}")
 """A valid key. Tenants may change Secrets in their namespaces, and keys stay in memory, so nothing longer is kept."""
 
+SUSPEND: Final = (
+    "Suspend and resume the RolloutJob, and the operator creates the Secret with a new key. If it does not, the chart's "
+    "defaults have changed; then create the RolloutJob again"
+)
+
 
 class KeyRing:
     """Keys by the uid of their Secret's controller. Each has 64 hexadecimal digits."""
@@ -26,35 +31,39 @@ class KeyRing:
         self._new_key = new_key
         self.known: dict[str, str] = {}
 
-    async def ensure(self, body: Manifest, field: str = KEY_FILE) -> None:
+    async def ensure(self, body: Manifest, field: str = KEY_FILE, remedy: str | None = None) -> None:
         """Create the Secret with its owner's key, or read the key of an existing one. A new key is random unless one is
-        known.
+        known; with a `remedy` (see EnsureKey), an unknown key is only read.
         """
         owner = controller_of(body)
         if owner is None:
             raise ValueError(
                 f"Secret {body['metadata']['name']}: has no owner reference to a controller, so nothing would delete it"
             )
-        key = self.known.get(owner["uid"]) or self._new_key()
+        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
+        known = self.known.get(owner["uid"])
+        if known is None and remedy is not None:
+            return await self.read(namespace, name, owner["uid"], field, remedy)
+        key = known or self._new_key()
         try:
             await self._api.create({**body, "stringData": {**body.get("stringData", {}), field: key}})
         except ApiError:
-            namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
             if await self._api.find("Secret", namespace, name) is None:
                 raise
             await self.read(namespace, name, owner["uid"], field)
         else:
             self.known[owner["uid"]] = key
 
-    async def read(self, namespace: str, name: str, owner_uid: str, field: str = KEY_FILE) -> None:
-        """Read the key of a Secret that this owner controls. Raises ApiError, with status 422 if it is not a key."""
+    async def read(
+        self, namespace: str, name: str, owner_uid: str, field: str = KEY_FILE, remedy: str = SUSPEND
+    ) -> None:
+        """Read the key of a Secret that this owner controls. Raises ApiError, with status 404 and the `remedy` if it is
+        missing, 422 if it is not a key.
+        """
         secret = await self._api.find("Secret", namespace, name)
         if secret is None:
             raise ApiError(
-                404,
-                f"Secret {namespace}/{name} is missing; it has the job and the key of its running sandboxes. Suspend and "
-                "resume the RolloutJob, and the operator creates the Secret with a new key. If it does not, the chart's "
-                "defaults have changed; then create the RolloutJob again",
+                404, f"Secret {namespace}/{name} is missing; it has the key by which running pods are reached. {remedy}"
             )
         check_owner(secret, "Secret", owner_uid)
         encoded = (secret.get("data") or {}).get(field, "")

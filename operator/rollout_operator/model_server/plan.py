@@ -50,6 +50,9 @@ SECRET_SECONDS: Final = 60
 """Interval between checks that the Secret exists, while servers start that need it."""
 REFUSED_SECONDS: Final = 60
 """Pause before a refused object is created again. By then a quota may have been raised, or its kind installed."""
+_NEW_SERVERS: Final = (
+    "Delete the pods of the ModelServer; the operator then creates a new token, with which new ones start"
+)
 
 
 def plan(seen: Observed) -> Plan:
@@ -60,7 +63,9 @@ def plan(seen: Observed) -> Plan:
     if server is None or (problems and not seen.objects):
         status = invalid(seen, problems)
         return Plan(status=status, events=events_of(seen, status))
-    key = EnsureKey(control_secret(server), MODEL_TOKEN_FILE)
+    key = EnsureKey(
+        control_secret(server), MODEL_TOKEN_FILE, _NEW_SERVERS if any(server.up for server in seen.servers) else None
+    )
     if seen.token is None:
         return Plan((key,))
     if _waits(seen) and not seen.secret_checked:

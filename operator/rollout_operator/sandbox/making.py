@@ -149,7 +149,8 @@ def key_action(seen: Observed) -> Action:
     secret = seen.key_secret
     if seen.owner is not None:
         return ReadKey(secret, seen.owner.uid)
-    return EnsureKey(_with_owner(seen, secret.kind, secret.name, type="Opaque"))
+    remedy = "Delete the Sandbox and create it again" if seen.pod is not None else None
+    return EnsureKey(_with_owner(seen, secret.kind, secret.name, type="Opaque"), remedy=remedy)
 
 
 def missing_policy(seen: Observed, spec: SandboxSpec) -> tuple[Create, ...]:

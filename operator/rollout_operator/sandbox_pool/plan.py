@@ -55,6 +55,7 @@ REPLACED_AT_ONCE: Final = 0.25
 NAME_PART: Final = 43
 """Longest part of the pool's name in a Sandbox's name, which has at most 52 characters."""
 READY: Final = "Ready"
+_NEW_SANDBOXES: Final = "Delete the pool's Sandboxes; the operator then creates a new key, and Sandboxes with it"
 
 
 def plan(seen: Observed) -> Plan:
@@ -64,7 +65,8 @@ def plan(seen: Observed) -> Plan:
     if isinstance(seen.spec, list):
         return _with_status(seen, [], _invalid(seen, seen.spec))
     if seen.key is None:
-        return Plan((EnsureKey(_owned(seen, "Secret", secret_name(seen.ref.name), type="Opaque")),))
+        remedy = _NEW_SANDBOXES if seen.members else None
+        return Plan((EnsureKey(_owned(seen, "Secret", secret_name(seen.ref.name), type="Opaque"), remedy=remedy),))
     spec, made_from = seen.spec, digest(seen.spec, seen.config.images.executor)
     desired, surplus_since = desired_replicas(spec, seen)
     current = [member for member in seen.members if not member.is_draining and _takes_a_slot(member)]

@@ -128,6 +128,22 @@ def test_key_of_a_secret_that_exists_is_read_when_a_full_quota_refuses_its_creat
     assert restarted.known == {"1": KEY}
 
 
+def test_key_of_what_runs_is_not_replaced_when_its_secret_is_gone() -> None:
+    """Pods that run know only the old key, and would refuse the operator and new jobs without a word."""
+    api = MemoryApi()
+    owner = {"kind": "SandboxPool", "name": "p", "uid": "1", "controller": True}
+    secret = {"kind": "Secret", "metadata": {"namespace": "n", "name": "p-pool", "ownerReferences": [owner]}}
+    keys = KeyRing(cast("KubeApi", api), lambda: KEY)
+    with pytest.raises(ApiError, match=r"Secret n/p-pool is missing; .* Delete the pods"):
+        asyncio.run(keys.ensure(secret, remedy="Delete the pods"))
+    assert keys.known == {}
+    asyncio.run(keys.ensure(secret))
+    assert keys.known == {"1": KEY}, "when nothing runs, a new key is made"
+    del api.objects["Secret", "n", "p-pool"]
+    asyncio.run(keys.ensure(secret, remedy="Delete the pods"))
+    assert ("Secret", "n", "p-pool") in api.objects, "a key that is known is stored again"
+
+
 @pytest.mark.parametrize(
     "stored",
     ["k" * 1_000_000, KEY[:-1], KEY + "\n", KEY.upper(), "é" * 32, "x"],

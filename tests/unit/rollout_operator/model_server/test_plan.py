@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rollout_api.cluster import ROLE_LABEL, SANDBOX_ROLE
 from rollout_api.on_cluster.model_server_problems import parse
 from rollout_api.on_cluster.objects import EXCESS
-from rollout_operator.actions import Ask, Create, Delete, Event, Patch, Replace
+from rollout_operator.actions import Ask, Create, Delete, EnsureKey, Event, Patch, Replace
 from rollout_operator.model_server.objects import REFUSABLE_KINDS, WORKLOAD_KINDS, policies
 from rollout_operator.model_server.plan import needs_spec, plan
 from rollout_operator.model_server.status import events_of
@@ -55,6 +55,21 @@ def test_accelerators_are_requested_after_the_weights_are_complete() -> None:
     cluster.settle()
     assert "StatefulSet/qwen" in kinds(cluster)
     assert cluster.condition("Downloaded")["status"] == "True"
+
+
+def test_token_of_servers_that_run_is_not_replaced() -> None:
+    """After a restart the operator knows it only from its Secret, which may have been deleted."""
+    cluster = running(SMALL)
+    cluster.keys.clear()
+    (action,) = cluster.look().actions
+    assert isinstance(action, EnsureKey)
+    assert "Delete the pods of the ModelServer" in (action.remedy or "")
+    for (kind, _), pod in cluster.objects.items():
+        if kind == "Pod":  # the StatefulSet creates it again, and it waits for the Secret
+            pod["status"] = {"phase": "Pending", "conditions": []}
+    (action,) = cluster.look().actions
+    assert isinstance(action, EnsureKey)
+    assert action.remedy is None
 
 
 def test_failed_download_is_reported_with_the_solution() -> None:

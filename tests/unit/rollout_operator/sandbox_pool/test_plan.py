@@ -82,6 +82,10 @@ def test_the_key_comes_first() -> None:
     (action,) = plan(seen(key=None)).actions
     assert isinstance(action, EnsureKey)
     assert action.body["metadata"]["name"] == "warm-pool"
+    assert action.remedy is None
+    (action,) = plan(seen([member("a")], key=None)).actions
+    assert isinstance(action, EnsureKey)
+    assert "Delete the pool's Sandboxes" in (action.remedy or ""), "they know only the old key"
 
 
 def test_missing_sandboxes_are_created_with_different_names_and_the_pools_spec() -> None:
