@@ -92,7 +92,7 @@ class Process:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it waits because the sandbox's memory is short."""
+        """Whether it waits, because the sandbox's memory is short or the workspace's files are read."""
         return not self.is_ended and self._pause.is_on
 
     @property
@@ -101,7 +101,7 @@ class Process:
         return self._pause.changed
 
     def unpaused(self) -> contextlib.AbstractContextManager[None]:
-        """Let its workspace not pause while the context is open."""
+        """Let its workspace not pause for memory while the context is open."""
         return self._pause.forbidden()
 
     @property

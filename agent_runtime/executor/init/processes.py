@@ -18,6 +18,8 @@ _READ_BYTES = 4096
 # Limit of the wait for SIGSTOP, which takes effect immediately or after a running exec.
 _HOLD_SECONDS = 5.0
 _PAUSE_SECONDS = 0.0005
+# States of threads that do not run before they are continued, or that have ended.
+_STOPPED = "tTZX"
 
 
 class Process(NamedTuple):
@@ -85,6 +87,11 @@ def _threads(proc: int, process: Process) -> list[Process]:
 def runnable_threads(proc: int, processes: Iterable[Process]) -> list[Process]:
     """Return the threads of these processes that run or wait for a processor; `pid` is the thread's id."""
     return [thread for process in processes for thread in _threads(proc, process) if thread.state == "R"]
+
+
+def has_stopped(proc: int, process: Process) -> bool:
+    """Whether a signal or a debugger has stopped all threads of a process, or they have ended."""
+    return process.state in _STOPPED and all(thread.state in _STOPPED for thread in _threads(proc, process))
 
 
 def live_threads(proc: int, processes: Sequence[Process]) -> list[Process]:

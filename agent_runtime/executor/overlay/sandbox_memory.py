@@ -6,7 +6,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from agent_runtime.executor.init.processes import Process, all_processes, descendants
 from agent_runtime.executor.overlay.memory import (
     Decision,
     ProgressClock,
@@ -18,6 +17,7 @@ from agent_runtime.executor.overlay.memory import (
     possible_growth,
     read_pressure,
 )
+from agent_runtime.executor.overlay.standing_still import listed_tools
 from agent_runtime.executor.overlay.usage import OwnGroup
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class SandboxMemory:
                 min(member.oldest_command for member in group),
                 group[0].created,
                 group[0].spec.limits.memory_bytes,
-                group[0].pause.is_on,
+                group[0].pause.is_for_memory,
                 any(member.pause.is_forbidden for member in group),
                 name in idle,
                 shares.get(name, 0),
@@ -122,14 +122,14 @@ class SandboxMemory:
         self._is_settled = not (decision.pause or decision.resume)
         for name in decision.resume:
             for member in groups[name]:
-                member.pause.proceed(member.proc, _listed_tools(member))
+                member.pause.proceed(member.proc, listed_tools(member))
             groups[name][0].pause.end()
         for name in decision.pause:
             groups[name][0].pause.begin()
         for group in groups.values():
             if group[0].pause.is_on:
                 for member in group:
-                    member.pause.stop(member.proc, _listed_tools(member))
+                    member.pause.stop(member.proc, listed_tools(member))
 
 
 class MeasuredUse:
@@ -163,18 +163,6 @@ class MeasuredUse:
         self._seconds += passed * len(self._groups)
         self._byte_seconds += passed * self._bytes
         self._square_seconds += passed * self._squares
-
-
-def tools_of(running: list[Process], init: int) -> list[Process]:
-    """Return all processes except direct children of init, which are subreapers and helpers."""
-    return [process for process in running if process.parent != init]
-
-
-def _listed_tools(workspace: Workspace) -> list[Process]:
-    if workspace.is_resting:
-        return []  # its descriptor is that of the whole machine
-    everything = all_processes(workspace.proc)
-    return tools_of(descendants(everything, workspace.inner_init), workspace.inner_init)
 
 
 def _memory(group: Iterable[Workspace]) -> int:

@@ -17,7 +17,8 @@ from agent_runtime.executor.host import WorkspaceFailure
 from agent_runtime.executor.init.processes import Process, all_processes, descendants, live_threads, runnable_threads
 from agent_runtime.executor.init.trees import remove_entry
 from agent_runtime.executor.overlay.memory import last_mark
-from agent_runtime.executor.overlay.sandbox_memory import MeasuredUse, SandboxMemory, grouped, tools_of
+from agent_runtime.executor.overlay.sandbox_memory import MeasuredUse, SandboxMemory, grouped
+from agent_runtime.executor.overlay.standing_still import tools_of
 from agent_runtime.executor.overlay.usage import (
     MAX_NICE,
     KernelKills,
@@ -141,7 +142,7 @@ class Watch:
 
     def paused_commands(self) -> dict[str, int]:
         """Return how many commands are paused, and how many wait for their start, because memory is short."""
-        counts = [workspace.commands() for workspace in self._active if workspace.pause.is_on]
+        counts = [workspace.commands() for workspace in self._active if workspace.pause.is_for_memory]
         return {"paused": sum(started for started, _ in counts), "waiting": sum(waiting for _, waiting in counts)}
 
     def measured(self) -> dict[str, float]:

@@ -214,6 +214,11 @@ class Workspace:
         # In `Plain`, init's children outlive it and keep the channel open, so also watch init itself.
         asyncio.get_running_loop().add_reader(init.process, self._init_ended)
 
+    @property
+    def is_live(self) -> bool:
+        """Whether its init runs and is not ending."""
+        return self._ending is None and not self.is_resting
+
     def stop_rest_timer(self) -> None:
         """Forget when it would rest."""
         if self.rest_timer is not None:

@@ -99,6 +99,7 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("POST", "workspaces/*/freeze"): Route(Rule.CHANGE, workspace_calls.freeze),
     ("PUT", "workspaces/*/network"): Route(Rule.CHANGE, workspace_calls.switch_network, Body.JSON),
     ("PUT", "workspaces/*/steady"): Route(Rule.REPEATABLE, workspace_calls.set_steady, Body.JSON),
+    ("PUT", "workspaces/*/pause"): Route(Rule.REPEATABLE, workspace_calls.pause, Body.JSON),
     ("PUT", "workspaces/*/model"): Route(Rule.REPEATABLE, workspace_calls.open_port),
     ("POST", "workspaces/*/model"): Route(Rule.REPEATABLE, workspace_calls.attach),
     ("GET", "workspaces/*/snapshot"): Route(Rule.READ, file_calls.snapshot, has_query=True),

@@ -11,6 +11,7 @@ from agent_runtime.executor.http.fields import Fields
 from agent_runtime.executor.http.messages import Switched
 from agent_runtime.executor.network.model_port import UPGRADE
 from agent_runtime.executor.network.rules import NO_NETWORK, NetworkRule, read_rule
+from agent_runtime.executor.overlay.standing_still import PauseBroken, end_pause, extend_pause, pause_for
 from agent_runtime.executor.routes.calls import Call
 
 # An id becomes a folder's name and part of paths.
@@ -19,6 +20,8 @@ ID_EXPECTED = "1 to 100 letters, digits, '.', '_' and '-', the first a letter or
 # Not the root, nor what the executor mounts itself.
 VOLUME_PATH = r"/(?!(proc|dev|sys)(/|$))(?!.*(^|/)\.\.(/|$))[^\0]*[^\0/]"
 VOLUME_EXPECTED = "an absolute path without '..' outside /proc, /dev and /sys"
+# A pause ends by itself soon after its runner has died.
+MOST_PAUSED_SECONDS = 60.0
 
 
 async def create(call: Call) -> dict[str, Any]:
@@ -87,6 +90,24 @@ async def set_steady(call: Call) -> dict[str, Any]:
     fields.done()
     # A pause would make time limits of its programs expire.
     call.live().workspace.pause.is_steady = is_steady
+    return {}
+
+
+async def pause(call: Call) -> dict[str, Any]:
+    fields = call.fields()
+    seconds = fields.number("seconds", most=MOST_PAUSED_SECONDS)
+    extends = fields.flag("extends", False)
+    fields.done()
+    workspace = call.live().workspace
+    try:
+        if not seconds:
+            end_pause(workspace)
+        elif extends:
+            extend_pause(workspace, seconds)
+        else:
+            await pause_for(workspace, seconds)
+    except PauseBroken as broken:
+        raise ApiError("Conflict", f"workspace {workspace.spec.id!r}: {broken}") from None
     return {}
 
 

@@ -145,3 +145,81 @@ async def test_an_empty_volume_gets_the_content_of_the_folder_that_it_replaces(
         assert await client.out("echo more > /app/deep/g; ls /app/deep") == "f\ng\n"
         client.workspace = service
         assert await client.out("ls /app/deep") == "f\n"
+
+
+COUNTING = "import os; n = 0\nwhile n := n + 1: open('{0}/.n', 'w').write(str(n)); os.rename('{0}/.n', '{0}/n')"
+
+
+async def _counts(client: Any, leader: str, service: str) -> tuple[int, int]:
+    read = [(await client.call("GET", f"/workspaces/{name}/files?path=/n")).body for name in (leader, service)]
+    return int(read[0]), int(read[1])
+
+
+async def _counting(client: Any) -> tuple[str, str]:
+    """Start a program that counts in a file in a workspace, and another one in a workspace that joins it."""
+    leader = f"{client.workspace}-leader"
+    assert (await client.call("POST", "/workspaces", json={"id": leader, "shares": True})).status == 200
+    service = await _join(client, leader, "db")
+    for client.workspace in (leader, service):
+        client.folder = "/"
+        # With a child, so that there is more than one process to stop.
+        await client.out(f'echo 0 > /n; (python3 -c "{COUNTING.format("")}"; true) >/dev/null 2>&1 & echo up')
+    client.workspace = leader
+    return leader, service
+
+
+async def _until_counted(client: Any, leader: str, service: str, beyond: tuple[int, int]) -> None:
+    async with asyncio.timeout(60):
+        while not all(  # noqa: ASYNC110
+            now > then for now, then in zip(await _counts(client, leader, service), beyond, strict=True)
+        ):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_pause_stops_all_joined_workspaces_until_it_ends(start_executor: Any, connect: Any) -> None:
+    async with connect(start_executor("Overlay", places=2)) as client:
+        leader, service = await _counting(client)
+        assert (await client.call("PUT", "~/pause", json={"seconds": 60}, keyed=False)).status == 200
+        before = await _counts(client, leader, service)
+        waiting = asyncio.create_task(client.out("echo started"))
+        await asyncio.sleep(0.5)
+        extended = await client.call("PUT", "~/pause", json={"seconds": 60, "extends": True}, keyed=False)
+        assert (extended.status, await _counts(client, leader, service)) == (200, before)
+        assert not waiting.done(), "commands wait for the end of the pause"
+        assert (await client.call("PUT", "~/pause", json={"seconds": 0}, keyed=False)).status == 200
+        assert await waiting == "started\n"
+        await _until_counted(client, leader, service, before)
+
+
+async def test_a_pause_that_is_not_extended_ends_by_itself_and_is_reported(start_executor: Any, connect: Any) -> None:
+    async with connect(start_executor("Overlay", places=2)) as client:
+        leader, service = await _counting(client)
+        assert (await client.call("PUT", "~/pause", json={"seconds": 0.2}, keyed=False)).status == 200
+        await _until_counted(client, leader, service, await _counts(client, leader, service))
+        late = await client.call("PUT", "~/pause", json={"seconds": 60, "extends": True}, keyed=False)
+        assert (late.status, late.code) == (409, "Conflict")
+        assert "the pause has ended" in late.message
+        other = await client.held_by("2:other").raise_fence()
+        assert other.status == 200
+        stale = await client.call("PUT", "~/pause", json={"seconds": 60}, keyed=False)
+        assert (stale.status, stale.code) == (409, "Fenced")
+
+
+async def test_pause_in_which_a_program_continues_itself_is_reported(start_executor: Any, connect: Any) -> None:
+    """A timer of the kernel can send SIGCONT to a stopped process."""
+    timer = (
+        "import ctypes, signal, struct, time; libc = ctypes.CDLL(None, use_errno=True); name = ctypes.c_void_p(); "
+        "event = struct.pack('<qii48x', 0, signal.SIGCONT, 0); assert not libc.timer_create(1, event, ctypes.byref(name)); "
+        "assert not libc.timer_settime(name, 0, struct.pack('<qqqq', 0, 50000000, 0, 50000000), None); print(1, flush=1)\n"
+        "while True: pass"
+    )
+    async with connect(start_executor("Overlay", places=2)) as client:
+        client.folder = "/"
+        started = (await client.start(["python3", "-c", timer])).json["id"]
+        await client.output_until(started, b"1")
+        answers = [await client.call("PUT", "~/pause", json={"seconds": 60}, keyed=False)]
+        while answers[-1].status == 200:
+            await asyncio.sleep(0.05)
+            answers.append(await client.call("PUT", "~/pause", json={"seconds": 60, "extends": True}, keyed=False))
+        assert answers[-1].code == "Conflict"
+        assert await client.out("echo still usable") == "still usable\n"

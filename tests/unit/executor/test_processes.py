@@ -1,6 +1,7 @@
 """A command's deadline and duration, with a clock that excludes standstills."""
 
 import asyncio
+import signal
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,8 @@ from agent_runtime.executor.commands.processes import CommandSpec, Process
 from agent_runtime.executor.commands.streams import Caps, Streams
 from agent_runtime.executor.host import Exit
 from agent_runtime.executor.http.fields import Query
+from agent_runtime.executor.init.processes import Process as ToolProcess
+from agent_runtime.executor.overlay import pausing
 from agent_runtime.executor.overlay.pausing import Pause
 from agent_runtime.executor.overlay.workspace import Workspace
 from agent_runtime.executor.routes import process_calls
@@ -41,6 +44,24 @@ class FakeWorkspace:
 def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (processes, timing):
         monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
+
+
+async def test_pause_for_memory_neither_begins_nor_continues_processes_during_a_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(pausing, "_send", lambda proc, pid, number: sent.append((pid, number)))
+    tools, pause = [ToolProcess(5, 4, "S"), ToolProcess(6, 5, "T")], Pause()
+    pause.begin()
+    pause.stop(3, tools)
+    pause.lease(60, lambda: None)
+    pause.proceed(3, tools)  # memory is free again
+    pause.end()
+    pause.begin()
+    assert (pause.is_on, pause.is_for_memory, sent) == (True, False, [(5, signal.SIGSTOP)])
+    pause.end_lease([(3, tools)])
+    pause.end_lease([(3, tools)])
+    assert (pause.is_on, sent[1:]) == (False, [(5, signal.SIGCONT)]), "one that a tool has stopped stays stopped"
 
 
 async def test_command_is_not_charged_for_a_pause() -> None:
