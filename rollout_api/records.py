@@ -287,11 +287,18 @@ class SnapshotRecord(ApiModel):
     time: float
     layers: list[Layer] = []
     """Lowest first; empty if the snapshot failed."""
+    services: dict[str, list[Layer]] = {}
+    """Layers of the workspaces of services, by the service's name. `layers` have the volumes."""
     mode: str = ""
     """Mode of the workspace, which a restored workspace must have too: `Overlay` or `Plain`."""
     seconds: float = 0
     message: str = ""
     """Why the snapshot failed."""
+
+    @property
+    def all_layers(self) -> list[Layer]:
+        """Return the layers of the workspace and of its services."""
+        return [layer for chain in (self.layers, *self.services.values()) for layer in chain]
 
 
 class CheckpointRecord(ApiModel):

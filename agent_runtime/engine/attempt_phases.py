@@ -240,7 +240,7 @@ class Attempt:
 
     async def _reattach_to(self, attempt: AttemptRecord) -> Workspace:
         try:
-            workspace = await self._provider.reattach(attempt.workspace, spec=self._spec, fence=self._fence)
+            workspace = await self._provider.reattach(attempt.workspace, spec=self._agent_spec, fence=self._fence)
         except SandboxFailure as error:
             raise SandboxFailure(
                 INTERRUPTED, f"the run was interrupted and its workspace has ended: {error.message}"
@@ -407,9 +407,14 @@ class Attempt:
         self._workspace = workspace
         return self._begun(workspace)
 
+    @property
+    def _agent_spec(self) -> WorkspaceSpec:
+        """Return the specification of the agent's workspace."""
+        return self._spec if self._branching is None else self._branching.start_of(self._spec)
+
     async def _acquire(self) -> Workspace:
         started = time.perf_counter()
-        spec = self._spec if self._branching is None else replace(self._spec, start=self._branching)
+        spec = self._agent_spec
 
         async def acquire() -> Workspace:
             # Stored here because a cancellation at the same moment drops the return value.

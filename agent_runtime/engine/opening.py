@@ -116,11 +116,6 @@ SERVICES_NEED_SANDBOX = (
 )
 
 
-SNAPSHOT_LACKS_SERVICES = (
-    "has services, which a snapshot does not contain; leave out sandbox.snapshotEveryTurns, or remove the task"
-)
-
-
 def _carries_root(job: RolloutJob, task: Task) -> bool:
     """Whether the task is graded in a new workspace that should get all files of the agent's, which always fails."""
     verifier, sandbox = job.spec.verifier_of(task), task.sandbox.apply(job.spec.sandbox)
@@ -159,8 +154,6 @@ async def check_tasks(
     ]
     problems += [TaskProblem(f"task {task.name}", None, CARRIES_ROOT) for task in tasks if _carries_root(job, task)]
     with_services = [task for task in tasks if task.services]
-    if job.spec.sandbox.snapshot_every_turns is not None:
-        problems += [TaskProblem(f"task {task.name}", None, SNAPSHOT_LACKS_SERVICES) for task in with_services]
     if job.spec.sandbox.workspaces.mode is WorkspaceMode.PLAIN:
         problems += [TaskProblem(f"task {task.name}", None, SERVICES_NEED_OVERLAY) for task in with_services]
     problems += [

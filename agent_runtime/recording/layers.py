@@ -5,10 +5,12 @@ layer itself. So a listing shows which layers are needed, without reading any jo
 """
 
 import asyncio
+import contextlib
 import hashlib
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from agent_runtime.recording.artifacts import ArtifactsTooLarge, Packer, unpacked
@@ -40,6 +42,14 @@ class LayerTooLarge(Exception):
     """A layer exceeds its size limit."""
 
 
+@dataclass(frozen=True)
+class ReadLayer:
+    """A layer that was read, with its compressed tar."""
+
+    layer: Layer
+    spool: tempfile.SpooledTemporaryFile[bytes] = field(repr=False)
+
+
 class Layers:
     """The layers of one output, and those that one run names."""
 
@@ -48,7 +58,15 @@ class Layers:
         self._downloads = Downloads(output)
 
     async def keep(self, chunks: AsyncIterator[bytes], limit: int) -> Layer:
-        """Store a tar. Raises LayerTooLarge over `limit` bytes, SpoolFull, StorageError, and errors of `chunks`."""
+        """Store a tar. Raises as `read`, and StorageError."""
+        async with self.read(chunks, limit) as read:
+            return await self.store(read)
+
+    @contextlib.asynccontextmanager
+    async def read(self, chunks: AsyncIterator[bytes], limit: int) -> AsyncIterator[ReadLayer]:
+        """Give a tar that was read to its end, for `store` while the context is open. Raises LayerTooLarge over `limit`
+        bytes, SpoolFull, and errors of `chunks`.
+        """
         digest = hashlib.sha256()
 
         async def hashed() -> AsyncIterator[bytes]:
@@ -63,11 +81,15 @@ class Layers:
                     write_spool(spool, piece)
             except ArtifactsTooLarge:
                 raise LayerTooLarge(f"a layer takes more than sandbox.snapshotLimit, {limit} bytes") from None
-            layer = Layer(digest=digest.hexdigest(), bytes=packer.size)
-            await self.name(layer)
-            modified = await self._output.modified(key_of(layer.digest))
-            if modified is None or time.time() - modified > _RENEWED_SECONDS:
-                await self._output.put_file(key_of(layer.digest), spool)
+            yield ReadLayer(Layer(digest=digest.hexdigest(), bytes=packer.size), spool)
+
+    async def store(self, read: ReadLayer) -> Layer:
+        """Store a layer and have the run name it. Raises StorageError."""
+        layer = read.layer
+        await self.name(layer)
+        modified = await self._output.modified(key_of(layer.digest))
+        if modified is None or time.time() - modified > _RENEWED_SECONDS:
+            await self._output.put_file(key_of(layer.digest), read.spool)
         return layer
 
     async def name(self, layer: Layer) -> None:

@@ -333,9 +333,7 @@ class RunOptions(TypedDict, total=False):
     """
     tail_bytes: int
     pausing: Callable[[bool], None]
-    """Called when the sandbox pauses the command because its memory is short (True), and when it no longer does. The
-    deadline leaves out such pauses.
-    """
+    """Called when the sandbox pauses the command (True), and when it no longer does. The deadline leaves out pauses."""
 
 
 class Workspace(Protocol):
@@ -420,6 +418,18 @@ class Workspace(Protocol):
         `layers`.
 
         In `Plain`, the whole working folder and `snapshot_paths`. Raises FileError for files that a tar cannot hold.
+        """
+
+    @property
+    def services(self) -> Mapping[str, Workspace]:
+        """Return the workspaces of its services, by name, to read them."""
+
+    def paused(self) -> AbstractAsyncContextManager[None]:
+        """While the context is open, its processes and those of its services stand still, so that files read meanwhile
+        are of one moment.
+
+        They also continue soon after this process has died. Raises SandboxFailure if they did not stand still all the
+        time.
         """
 
     async def restore(self, data: AsyncIterator[bytes], *, key: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.base import Fence, SandboxFailure, Workspace, WorkspaceSpec
 from rollout_api.sandbox import Phase
 
 
@@ -22,9 +22,10 @@ class NoSandbox:
     description: Mapping[str, Any] = {"provider": "none"}
     working_dir = "/"
     alone = True
+    services: Mapping[str, Workspace] = {}
 
     run = read = write = remove = stat = list = untar = carry = restore = freeze = fork = missed_requests = _refuse_call
-    tar = snapshot = secret = serve_model = _refuse
+    tar = snapshot = paused = secret = serve_model = _refuse
 
     async def acknowledge(self, turn: int) -> None:
         """Do nothing: there are no results to forget."""

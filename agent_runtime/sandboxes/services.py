@@ -67,7 +67,13 @@ async def start_services(services: Sequence[tuple[Service, ServiceWorkspace]], *
 
     `completion_seconds` limits the time of a service that must complete.
     """
-    starts = {service.name: _Start(service, workspace, completion_seconds) for service, workspace in services}
+    completing = {
+        name for service, _ in services for name, state in service.depends_on.items() if state is ServiceState.COMPLETED
+    }
+    starts = {
+        service.name: _Start(service, workspace, completion_seconds, completes=service.name in completing)
+        for service, workspace in services
+    }
     try:
         async with asyncio.TaskGroup() as group:
             for start in starts.values():
@@ -82,11 +88,15 @@ async def start_services(services: Sequence[tuple[Service, ServiceWorkspace]], *
 class _Start:
     """The start of one service. Others wait for its states."""
 
-    def __init__(self, service: Service, workspace: ServiceWorkspace, completion_seconds: float) -> None:
+    def __init__(
+        self, service: Service, workspace: ServiceWorkspace, completion_seconds: float, *, completes: bool
+    ) -> None:
         self.service, self._workspace, self._completion_seconds = service, workspace, completion_seconds
         self._started = asyncio.Event()
         self._ready = asyncio.Event()
         self._process = ""
+        # Then its work is part of the restored state, and must not be done twice.
+        self._was_completed = (service.completes or completes) and service.workspace.start is not None
 
     async def run(self, needed: Mapping[str, _Start]) -> None:
         """Start the service when the others are in the needed states; return when it is ready."""
@@ -98,6 +108,10 @@ class _Start:
 
     async def _run(self, needed: Mapping[str, _Start]) -> None:
         await asyncio.gather(*(start.reach(self.service.depends_on[name]) for name, start in needed.items()))
+        if self._was_completed:
+            self._started.set()
+            self._ready.set()
+            return
         argv = self.service.argv
         if not argv:
             raise self._failed("has no command; give it one, or a Dockerfile with CMD or ENTRYPOINT")
@@ -125,11 +139,15 @@ class _Start:
 
     async def check(self) -> None:
         """Raise ServiceFailed if it has ended with another exit code than 0."""
+        if self._was_completed:
+            return
         status = await self._status()
         if status is not None and not status.running and status.exit_code != 0:
             raise self._failed(f"ended {_ending(status)}{await self._last_lines(status)}")
 
     async def _until_completed(self) -> None:
+        if self._was_completed:
+            return
         pause = FIRST_PAUSE_SECONDS
         while (status := await self._status()) is not None and status.running:
             if status.seconds > self._completion_seconds:

@@ -16,7 +16,7 @@ import socket
 import tarfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -31,6 +31,7 @@ from agent_runtime.sandboxes.base import (
     FileError,
     FileStat,
     SandboxFailure,
+    Workspace,
     WorkspaceSpec,
     ignore_pauses,
 )
@@ -381,6 +382,15 @@ class DummyWorkspace:
         """See Workspace. Here the snapshot is the whole working folder."""
         async for chunk in self.tar(self.working_dir):
             yield chunk
+
+    @property
+    def services(self) -> Mapping[str, Workspace]:
+        """See Workspace. There are none."""
+        return {}
+
+    def paused(self) -> AbstractAsyncContextManager[None]:
+        """See Workspace. Nothing runs between two calls here."""
+        return nullcontext()
 
     async def restore(self, data: AsyncIterator[bytes], *, key: str) -> None:
         """See Workspace."""

@@ -5,6 +5,7 @@ it forks it. In `Plain`, a checkpoint is a snapshot in object storage, which is 
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,11 +28,30 @@ class SnapshotStore:
         self._frozen: dict[tuple[str, str], asyncio.Task[Layer]] = {}
 
     async def chain(self, workspace: Workspace) -> list[Layer]:
-        """Store the workspace's state; return its layers, lowest first. Raises FileError, LayerTooLarge,
-        SandboxFailure.
+        """Store the workspace's state; return its layers, lowest first. Raises FileError, LayerTooLarge, SpoolFull,
+        SandboxFailure, StorageError.
         """
-        below = [await self._frozen_layer(workspace, name) for name in reversed(await workspace.layers())]
-        return [*below, await self.layers.keep(workspace.snapshot(), self._limit)]
+        return [*await self._below(workspace), await self.layers.keep(workspace.snapshot(), self._limit)]
+
+    async def chains(self, workspace: Workspace) -> tuple[list[Layer], dict[str, list[Layer]]]:
+        """Store the state of the workspace and its services at one moment; return its layers and those of each service.
+        Raises as `chain`.
+        """
+        services = workspace.services
+        every = [workspace, *services.values()]
+        below = [await self._below(member) for member in every]
+        async with contextlib.AsyncExitStack() as spools:
+            # A database writes all the time. What was read of one moment is like the files after a power cut.
+            async with workspace.paused():
+                own = [
+                    await spools.enter_async_context(self.layers.read(member.snapshot(), self._limit))
+                    for member in every
+                ]
+            chains = [[*lower, await self.layers.store(read)] for lower, read in zip(below, own, strict=True)]
+        return chains[0], dict(zip(services, chains[1:], strict=True))
+
+    async def _below(self, workspace: Workspace) -> list[Layer]:
+        return [await self._frozen_layer(workspace, name) for name in reversed(await workspace.layers())]
 
     async def _frozen_layer(self, workspace: Workspace, name: str) -> Layer:
         key = str(workspace.handle.get("bootId")), name
@@ -69,9 +89,10 @@ class Snapshots:
         self._taken.add(turn)
         started = time.perf_counter()
         layers: list[Layer] = []
+        services: dict[str, list[Layer]] = {}
         message = ""
         try:
-            layers = await self._store.chain(workspace)
+            layers, services = await self._store.chains(workspace)
         except (FileError, LayerTooLarge, SpoolFull) as error:
             message = str(error)
         except SandboxFailure as failure:
@@ -81,6 +102,7 @@ class Snapshots:
             turn=turn,
             time=time.time(),
             layers=layers,
+            services=services,
             mode=str(workspace.description.get("mode", "")),
             seconds=round(time.perf_counter() - started, 6),
             message=message,

@@ -363,8 +363,6 @@ class Turns:
 
     async def snapshot(self) -> None:
         """Store the workspace's state for other jobs to start from (see AgentContext)."""
-        async with self.failing_seldom:
-            self._require_no_services()
         await self._in_order(
             # Until the turn's own tool calls run, the state is that after the previous turn.
             lambda: self._states.snapshot(self.turn if self._observed_turn == self.turn else self.turn - 1)
@@ -432,16 +430,16 @@ class Turns:
 
     async def _require_turns_alone(self) -> None:
         async with self.failing_seldom:
-            self._require_no_services()
+            if self.task.services:
+                raise RuntimeError(
+                    "checkpoints are not possible in a task with services, which would keep running in their later state; "
+                    "use snapshots and tasks.branch"
+                )
             if self._commands or self._states.keeping is None:
                 raise RuntimeError(
                     "checkpoints are only for agents that work in turns: calls of run_command cannot be distinguished "
                     "after a crash"
                 )
-
-    def _require_no_services(self) -> None:
-        if self.task.services:
-            raise RuntimeError("snapshots and checkpoints are not possible in a task with services, which they lack")
 
     async def _in_order(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Make one call of the agent at a time, because a replay answers calls in their recorded order.

@@ -32,6 +32,11 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxOverrides
 from rollout_api.tasks import Task, TaskBranch
 
+NEEDS_SNAPSHOT = (
+    "a task with services can only be branched at a turn with a snapshot of its own, because its tool calls cannot be run "
+    "again: set sandbox.snapshotEveryTurns to 1 in the source"
+)
+
 
 class Origin(ApiModel):
     """The recorded state from which a group continues."""
@@ -149,6 +154,10 @@ class _Run:
         own = {name: getattr(sandbox, name) for name in SandboxOverrides.model_fields}
         task = task.model_copy(update={"sandbox": SandboxOverrides(**own)})
         snapshot, snapshot_results = latest_snapshot(records, entry.turn)
+        prefix = copied(records, entry.turn, keeps_ids=keeps_ids)
+        is_exact = snapshot is not None and snapshot_results == len(results_in(prefix))
+        if task.services and not is_exact:
+            raise ValueError(f"there is no snapshot of turn {entry.turn}; {NEEDS_SNAPSHOT}")
         earlier = await read_origin(reader.store, entry.index // reader.job.spec.group_size)
         return Origin(
             job=reader.store.uri,
@@ -162,7 +171,7 @@ class _Run:
             snapshot=snapshot,
             snapshot_results=snapshot_results,
             layers_uri=self.output.uri,
-            prefix=copied(records, entry.turn, keeps_ids=keeps_ids),
+            prefix=prefix,
         )
 
 
@@ -229,7 +238,7 @@ async def fix_origins(record: JobRecord, found: Sequence[Origin], environ: Mappi
     for group, origin in enumerate(found):
         standing = await read_origin(record.store, group)
         if standing is None:
-            layers, own = origin.snapshot.layers if origin.snapshot else [], Layers(record.output, record.store)
+            layers, own = origin.snapshot.all_layers if origin.snapshot else [], Layers(record.output, record.store)
             for layer in layers:
                 if origin.layers_uri == record.output.uri:
                     await own.name(layer)

@@ -4,10 +4,10 @@ It replaces a group's setup. In `Overlay` it is created once, frozen, and forked
 the agent is replayed over the source's records, because only the agent derives tool calls from answers.
 """
 
-import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from agent_runtime.agents.base import Agent
 from agent_runtime.engine.attempt.agent_clock import AgentClock
@@ -16,7 +16,7 @@ from agent_runtime.engine.attempt.attempt_log import AttemptLog
 from agent_runtime.engine.attempt.snapshots import restore_layers
 from agent_runtime.engine.attempt.tool_calls import KeyedWorkspace
 from agent_runtime.engine.attempt.turns import RecordEnded, Turns
-from agent_runtime.engine.branching.sources import Origin, results_in
+from agent_runtime.engine.branching.sources import NEEDS_SNAPSHOT, Origin, results_in
 from agent_runtime.models.base import ToolCall
 from agent_runtime.plugins.plugins import call_that_ran
 from agent_runtime.recording.layers import Layers
@@ -31,7 +31,7 @@ from agent_runtime.sandboxes.base import (
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, prepare
 from agent_runtime.tools.base import Tool, ToolContext, dispatch
 from rollout_api.model import Sampling
-from rollout_api.records import BranchRecord, Observation, ObservationsRecord, Record, SnapshotRecord
+from rollout_api.records import BranchRecord, Layer, Observation, ObservationsRecord, Record, SnapshotRecord
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
 
@@ -56,15 +56,33 @@ class Branching:
         self._restored: dict[str, int | None] = {}
         self.name = hashlib.sha256(origin.model_dump_json(exclude={"task"}).encode()).hexdigest()
 
+    def start_of(self, spec: WorkspaceSpec) -> WorkspaceSpec:
+        """Return the specification of the branches' workspaces, by that of their task's."""
+        chains = {} if self.origin.snapshot is None else self.origin.snapshot.services
+        services = [
+            replace(
+                service,
+                workspace=replace(
+                    service.workspace, start=_ServiceState(service.name, chains.get(service.name, []), self._layers)
+                ),
+            )
+            for service in spec.services
+        ]
+        return replace(spec, start=self, services=services)
+
     async def apply_to(self, workspace: Workspace, spec: WorkspaceSpec) -> None:
         """See StartState."""
         snapshot = self.origin.snapshot
+        if snapshot is None and self.origin.task.services:
+            raise SandboxFailure(
+                "SnapshotLost", f"the snapshot of turn {self.origin.turn} was deleted; {NEEDS_SNAPSHOT}"
+            )
         if snapshot is not None and snapshot.mode == workspace.description.get("mode"):
             await self._restore(workspace, snapshot)
         else:
             # A layer over an image cannot be applied to a `Plain` root, nor the reverse, so all calls run again.
             snapshot = None
-            await prepare(workspace, dataclasses.replace(spec, start=None))
+            await prepare(workspace, replace(spec, start=None))
         restored = 0 if snapshot is None else self.origin.snapshot_results
         found: list[str] = []
         if restored < len(results_in(self.origin.prefix)):
@@ -93,10 +111,7 @@ class Branching:
         )
 
     async def _restore(self, workspace: Workspace, snapshot: SnapshotRecord) -> None:
-        try:
-            await restore_layers(workspace, snapshot.layers, self._layers, "layer")
-        except (FileError, WorkspaceLimit) as error:
-            raise SandboxFailure("RestoreFailed", f"the snapshot of turn {snapshot.turn}: {error.message}") from error
+        await _restore(workspace, snapshot.layers, self._layers, f"the snapshot of turn {snapshot.turn}")
 
     async def _run_again(self, workspace: Workspace, restored: int) -> list[str]:
         """Repeat the tool calls, except those of the first `restored` records; return the differences from the record.
@@ -129,6 +144,25 @@ class Branching:
             why = f"{turns.fault}" if turns.fault is not None else "the agent ended before that turn"
             raise SandboxFailure("RerunFailed", f"turn {origin.turn} was not reached again: {why}")
         return rerun.differences
+
+
+class _ServiceState:
+    """Implements StartState for a service of the branches: the files that its workspace had at the snapshot."""
+
+    def __init__(self, service: str, chain: Sequence[Layer], layers: Layers) -> None:
+        self._service, self._chain, self._layers = service, chain, layers
+        self.name = f"{service} {' '.join(layer.digest for layer in chain)}"
+
+    async def apply_to(self, workspace: Workspace, spec: WorkspaceSpec) -> None:
+        """See StartState."""
+        await _restore(workspace, self._chain, self._layers, f"the snapshot of service {self._service!r}")
+
+
+async def _restore(workspace: Workspace, chain: Sequence[Layer], layers: Layers, what: str) -> None:
+    try:
+        await restore_layers(workspace, chain, layers, "layer")
+    except (FileError, WorkspaceLimit) as error:
+        raise SandboxFailure("RestoreFailed", f"{what}: {error.message}") from error
 
 
 class _NoJournal:

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_runtime.sandboxes.base import (
@@ -24,7 +24,7 @@ from agent_runtime.sandboxes.base import (
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient, ExecutorRefusal, Hold
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, LayerStates, PreparedGroups, prepare, prepared_id
-from agent_runtime.sandboxes.services import hosts_file, services_unsupported, start_services
+from agent_runtime.sandboxes.services import ServiceFailed, hosts_file, services_unsupported, start_services
 from rollout_api.cluster import MOST_LAYER_BYTES
 
 # Interval of attempts to create a workspace while all places are in use.
@@ -190,14 +190,27 @@ class ExecutorSandbox:
         """Start the services of a lease's workspace; may be repeated. Raises ServiceFailed among others."""
         services = lease.spec.services
         started = []
-        for service in services:
-            identity = workspace_id(lease.attempt, f"{lease.name}.service-{service.name}")
-            workspace = self._workspace(lease, Hold(identity, lease.fence), None, service.workspace)
-            lease.workspaces[identity] = workspace
+        for service, workspace in zip(services, self._service_workspaces(lease).values(), strict=True):
+            lease.workspaces[workspace.name] = workspace
             await workspace.create(prepared_id(service.workspace), self._environment, joins=leader)
-            await self._write_hosts(workspace, services)
+            try:
+                await self._write_hosts(workspace, services)
+            except FileError as error:  # a restored state may have anything in place of /etc
+                raise ServiceFailed(service.name, f"cannot get the names of the others: {error.message}") from error
             started.append((service, workspace))
         await start_services(started, completion_seconds=lease.spec.setup_seconds)
+
+    def _service_workspaces(self, lease: Lease) -> dict[str, ExecutorWorkspace]:
+        """Return the workspaces of a lease's services, by name, which may not exist."""
+        return {
+            service.name: self._workspace(
+                lease,
+                Hold(workspace_id(lease.attempt, f"{lease.name}.service-{service.name}"), lease.fence),
+                None,
+                service.workspace,
+            )
+            for service in lease.spec.services
+        }
 
     async def _write_hosts(self, workspace: ExecutorWorkspace, services: Sequence[Service]) -> None:
         key = f"{LIFECYCLE_TURN}:hosts"
@@ -278,6 +291,7 @@ class ExecutorSandbox:
             end=lease.end,
             discard=discard,
             forked=forked,
+            services=lambda: self._service_workspaces(lease) if spec is None else {},
         )
 
     async def _create_in_time(self, workspace: ExecutorWorkspace, parent: str | None, seconds: float) -> None:
@@ -294,7 +308,9 @@ class ExecutorSandbox:
             raise no_place(workspace.name, seconds) from error
 
     async def _make_prepared(self, name: str, spec: WorkspaceSpec) -> None:
-        workspace = self._workspace(Lease(name, name, "", spec, PREPARING), None, None)
+        # A start state has the content of the volumes, which its forks mount.
+        made = spec if spec.start is None else replace(spec, services=(), volumes={})
+        workspace = self._workspace(Lease(name, name, "", made, PREPARING), None, None)
         async with self._layers.ready(spec.layers, is_bare=spec.is_bare) as below:
             try:
                 await workspace.create(below, self._environment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import posixpath
@@ -54,6 +55,8 @@ REQUEST_REFUSALS = frozenset({"BadRequest", "TooLarge"})
 # Output caps of a process that outlives its call: the status has no head, and the whole output can be read again.
 KEPT_TAIL_BYTES = 32 << 10
 KEPT_OUTPUT_BYTES = 256 << 20
+# Processes that are paused continue so long after the last sign of their runner.
+PAUSE_SECONDS = 10.0
 
 
 @contextlib.contextmanager
@@ -89,6 +92,7 @@ class ExecutorWorkspace:
         end: Callable[[], Awaitable[None]] | None = None,
         discard: Callable[[str], Awaitable[None]] | None = None,
         forked: Callable[[str, str], Awaitable[ExecutorWorkspace]] | None = None,
+        services: Callable[[], Mapping[str, ExecutorWorkspace]] = dict,
     ) -> None:
         self.handle, self.description = handle, description
         self.working_dir = spec.working_dir
@@ -96,7 +100,7 @@ class ExecutorWorkspace:
         self.name = hold.attempt  # each workspace is a separate attempt at the executor
         self._client, self._hold, self._spec = client, hold, spec
         self._path = f"/workspaces/{self.name}"
-        self._end, self._discard, self._forked = end, discard, forked
+        self._end, self._discard, self._forked, self._services = end, discard, forked, services
 
     async def create(
         self, parent: str | None, environment: Mapping[str, str], *, joins: ExecutorWorkspace | None = None
@@ -331,6 +335,35 @@ class ExecutorWorkspace:
         with _refusals_of(self.working_dir):
             async for chunk in self._client.stream(f"{path}/snapshot", query):
                 yield chunk
+
+    @property
+    def services(self) -> Mapping[str, ExecutorWorkspace]:
+        return self._services()
+
+    @contextlib.asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """See Workspace."""
+        await self._pause(PAUSE_SECONDS)
+        extending = asyncio.create_task(self._extend_pause())
+        try:
+            yield
+            # Fails if the pause has ended in the meantime, for example because this process stood still.
+            await self._pause(PAUSE_SECONDS, extends=True)
+        finally:
+            extending.cancel()
+            await asyncio.wait({extending})
+            with contextlib.suppress(SandboxFailure, WorkspaceLimit, Fenced):
+                await self._pause(0)
+
+    async def _extend_pause(self) -> None:
+        with contextlib.suppress(SandboxFailure, WorkspaceLimit, Fenced):  # then the last extension fails too
+            while True:
+                await asyncio.sleep(PAUSE_SECONDS / 4)
+                await self._pause(PAUSE_SECONDS, extends=True)
+
+    async def _pause(self, seconds: float, *, extends: bool = False) -> None:
+        body = {"seconds": seconds, "extends": extends}
+        await self._client.call("PUT", f"{self._path}/pause", hold=self._hold, json_body=body)
 
     async def restore(self, data: AsyncIterator[bytes], *, key: str) -> None:
         await self._change("PUT", f"{self._path}/restore", key, body=data)

@@ -992,26 +992,16 @@ class _Checkpointing:
         return "done"
 
 
-class _Snapshotting:
-    """Stores a snapshot after its first model call."""
-
-    async def run(self, context: AgentContext) -> str:
-        await context.call_model([{"role": "user", "content": "one"}])
-        await context.snapshot()
-        return "done"
-
-
 @pytest.mark.usefixtures("short_look")
-@pytest.mark.parametrize("agent", [_Checkpointing, _Snapshotting])
-async def test_states_of_a_task_with_services_are_refused(tmp_path: Path, agent: Any) -> None:
+async def test_checkpoints_of_a_task_with_services_are_refused(tmp_path: Path) -> None:
     """The agent would continue in a workspace without the services, and its work would be graded 0."""
     job = a_job(tmp_path, group_size=1)
     assert job.spec.tasks.inline is not None
     job.spec.tasks.inline[:] = [Task.model_validate(task(0, services=[{"name": "db", "command": ["serve"]}]))]
-    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "agent": agent, "model": OneCall()}
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "agent": _Checkpointing, "model": OneCall()}
     ran = Ran(tmp_path, await run_job(job, provider=DummyProvider(f"outcomes-{next(worlds)}"), **common), [])
     assert [stop for _, stop, _ in ran.outcomes] == ["AgentError"]
-    assert "not possible in a task with services" in ran.results[0]["message"]
+    assert "checkpoints are not possible in a task with services" in ran.results[0]["message"]
 
 
 async def test_agents_time_does_not_end_during_a_checkpoint(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
+from agent_runtime.recording.reader import open_run
+from agent_runtime.recording.store import Store
+from tests.integration.engine.test_branching import observed
 from tests.integration.oci.conftest import REPOSITORY, Buildah
 from tests.integration.oci.test_dockerfile_jobs import ROLLOUTCTL, run
 from tests.support.harbor_tasks import write_folder
@@ -94,11 +98,11 @@ FOLDER: dict[str, str | bytes] = {
 }
 
 
-def write_job(folder: Path, tasks: dict[str, Any], **spec: Any) -> None:
+def write_job(folder: Path, tasks: dict[str, Any], name: str = "services", **spec: Any) -> None:
     job = {
         "apiVersion": "rollout.dev/v1alpha1",
         "kind": "RolloutJob",
-        "metadata": {"name": "services"},
+        "metadata": {"name": name},
         "spec": {"mode": "Eval", "tasks": tasks, "agent": {"type": "Oracle"}, "output": {"uri": "out"}, **spec},
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
@@ -139,6 +143,61 @@ def test_terminal_bench_folder_with_postgres_redis_and_nginx(buildah: Buildah, t
     write_job(tmp_path, source, groupSize=4)
     run(tmp_path, "run", "job.yaml")
     assert [result["reward"] for result in results(tmp_path)] == [1.0] * 4
+
+
+BIN = "/usr/lib/postgresql/15/bin"
+DATABASE = {
+    "name": "db",
+    "user": "postgres",
+    "command": [
+        f"export PGDATA=/var/lib/postgresql/own; test -s $PGDATA/PG_VERSION || {BIN}/initdb -A trust && "
+        f"exec {BIN}/postgres -c unix_socket_directories=/tmp"
+    ],
+    "health": {"command": f"{BIN}/pg_isready -h localhost", "seconds": 60},
+}
+CACHE = {
+    "name": "cache",
+    "command": ["mkdir -p /data && exec redis-server --dir /data --appendonly yes --appendfsync always"],
+    "health": {"command": "redis-cli ping | grep -qx PONG", "seconds": 60},
+    "volumes": {"site": "/site"},
+}
+INSERT = """
+psql -h db -U postgres -qc "create table numbers (n int)"
+(n=0; while n=$((n+1)); do
+  psql -h db -U postgres -qc "insert into numbers values ($n)" && redis-cli -h cache set n $n && echo $n > /site/n
+done) >/dev/null 2>&1 &
+until test "$(cat /site/n)" -gt 20; do sleep 0.1; done
+"""
+LOOK = """
+psql -h db -U postgres -Atc 'select max(n), count(*) from numbers'
+redis-cli -h cache get n; cat /site/n
+psql -h db -U postgres -Atc 'insert into numbers values (0) returning n'; redis-cli -h cache set n 0
+"""
+
+
+@pytest.mark.full  # builds a Debian with two servers
+def test_branch_has_what_clients_were_told_that_postgres_and_redis_stored(buildah: Buildah, tmp_path: Path) -> None:
+    packages = ["postgresql", "redis-server", "nginx-light", "python3-pytest"]
+    base = subprocess.run([REPOSITORY / "hack/images/base", *packages], stdout=subprocess.PIPE, text=True, check=True)
+    written = task("written", DATABASE, CACHE, solution=[], verifier={"mode": "Shared", "commands": ["true"]})
+    written["dockerfile"] = {"text": "FROM debian:bookworm\n"}
+    dockerfiles = {"bases": {"debian:bookworm": f"docker-archive:{base.stdout.strip()}"}}
+    source = {"inline": [written], "dockerfiles": dockerfiles}
+    branch = {"branch": [{"job": "out/services", "index": 0, "turn": 0, "count": 2}], "dockerfiles": dockerfiles}
+    for name, tasks, last in (("services", source, "true"), ("again", branch, LOOK)):
+        turns = [{"toolCalls": [{"name": "bash", "arguments": {"command": command}}]} for command in (INSERT, last)]
+        turns.append({"toolCalls": [{"name": "finish", "arguments": {"message": "done"}}]})
+        entry = {"task": "written@0.0" if name == "again" else "written", "members": [{"turns": turns}]}
+        model, agent = {"scripted": {"tasks": [entry]}}, {"tools": ["bash", "finish"]}
+        sandbox = {"snapshotEveryTurns": 1} if name == "services" else {}
+        write_job(tmp_path, tasks, name, model=model, agent=agent, sandbox=sandbox)
+        run(tmp_path, "run", "job.yaml")
+    reader = asyncio.run(open_run(Store.open(str(tmp_path / "out"), {}), "again"))
+    for index in range(2):
+        rows, key, page, returned, *_, answer, _ = asyncio.run(observed(reader, index))[-2].splitlines()
+        highest, count = map(int, rows.split("|"))
+        assert highest == count >= int(key) >= int(page) >= highest - 1 >= 20
+        assert (returned, answer) == ("0", "OK"), "both accept writes"
 
 
 def test_failing_services_mask_their_own_task_and_no_other(tmp_path: Path) -> None:

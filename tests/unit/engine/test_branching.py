@@ -17,15 +17,15 @@ from agent_runtime.engine.attempt.attempt_log import AttemptLog
 from agent_runtime.engine.attempt.results import summarise
 from agent_runtime.engine.attempt.snapshots import WorkspaceStates
 from agent_runtime.engine.attempt.tool_calls import MOST_CALLS, CallsOfTurn, ToolRunner
-from agent_runtime.engine.branching.sources import copied, last_turn, latest_snapshot, same_tokens
-from agent_runtime.engine.branching.state import Rerun
+from agent_runtime.engine.branching.sources import Origin, copied, last_turn, latest_snapshot, same_tokens
+from agent_runtime.engine.branching.state import Branching, Rerun
 from agent_runtime.engine.scheduling.completion_rules import versions_of
 from agent_runtime.models.base import ToolCall
 from agent_runtime.models.token_history import TokenHistory
 from agent_runtime.plugins.plugins import Plugins, RolloutPlugins
 from agent_runtime.recording import atif
 from agent_runtime.recording.branches import token_branches, token_forks
-from agent_runtime.sandboxes.base import Workspace
+from agent_runtime.sandboxes.base import SandboxFailure, Workspace, WorkspaceSpec
 from agent_runtime.tools.base import ToolContext, ToolResult
 from rollout_api.model import ModelSpec
 from rollout_api.records import (
@@ -199,6 +199,26 @@ def test_a_branch_begins_with_a_snapshot_that_includes_no_later_calls(turn: int,
 
 TASK = Task(name="t", prompt="p")
 WORKSPACE = cast(Workspace, SimpleNamespace(working_dir="/w"))
+
+
+async def test_branch_with_services_does_not_start_when_its_snapshot_was_deleted() -> None:
+    """Its setup and calls would run without the services."""
+    task = Task.model_validate({"name": "t", "prompt": "p", "services": [{"name": "db", "command": ["serve"]}]})
+    origin = Origin(
+        job="/out/run",
+        index=0,
+        attempt=0,
+        turn=2,
+        strict=False,
+        task=task,
+        snapshot=None,
+        snapshot_results=0,
+        layers_uri="/out",
+        prefix=[],
+    )
+    branches = Branching(origin, small_job(), cast(Any, None), {}, cast(Any, None))
+    with pytest.raises(SandboxFailure, match="the snapshot of turn 2 was deleted; a task with services can only be"):
+        await branches.apply_to(WORKSPACE, WorkspaceSpec(group="g", working_dir="/w"))
 
 
 class Bash:

@@ -1,6 +1,7 @@
 """Snapshots during a rollout: taken when due, stored once if shared, and never at the expense of the rollout."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
@@ -14,14 +15,26 @@ from rollout_api.records import SnapshotRecord
 
 
 class Place:
-    """A workspace over one frozen layer."""
+    """A workspace over one frozen layer, and what was done in it in which order."""
 
     handle = {"bootId": "b", "workspace": "0-0.agent"}
     description = {"mode": "Overlay"}
 
-    def __init__(self, fails: Exception | None = None, *, lost: bool = False) -> None:
-        self.fails, self.lost = fails, lost
+    def __init__(
+        self, fails: Exception | None = None, *, lost: bool = False, services: Mapping[str, "Place"] = {}
+    ) -> None:
+        self.fails, self.lost, self.services = fails, lost, services
         self.read: list[str | None] = []
+        self.is_paused = False
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        every = [self, *self.services.values()]
+        for place in every:
+            place.is_paused = True
+        yield
+        for place in every:
+            place.is_paused = False
 
     async def layers(self) -> Sequence[str]:
         if self.lost:
@@ -29,6 +42,7 @@ class Place:
         return ["prepared-1"]
 
     async def snapshot(self, layer: str | None = None) -> AsyncIterator[bytes]:
+        assert self.is_paused is (layer is None), "frozen layers never change, so nothing waits until they are stored"
         self.read.append(layer)
         yield b"shared" if layer else b"own"
         if layer is None and self.fails is not None:
@@ -46,11 +60,15 @@ def test_a_snapshot_is_due_after_every_so_many_turns_unless_it_is_recorded() -> 
 
 
 async def test_a_frozen_layer_is_stored_once_for_all_workspaces_on_it() -> None:
-    kept, one, other = snapshots(), Place(), Place()
+    kept, other = snapshots(), Place()
+    one = Place(services={"db": Place(), "web": Place()})
     first = await kept.take(cast(Workspace, one), 1)
     second = await kept.take(cast(Workspace, other), 3)
     assert (one.read, other.read) == (["prepared-1", None], [None])
+    assert [place.read for place in one.services.values()] == [[None], [None]]
     assert first.layers == second.layers
+    assert first.services == {"db": first.layers, "web": first.layers}
+    assert first.all_layers == first.layers * 3
     assert (first.mode, len(first.layers), first.message) == ("Overlay", 2, "")
 
 
@@ -65,6 +83,18 @@ async def test_a_frozen_layer_is_stored_once_for_all_workspaces_on_it() -> None:
 async def test_snapshot_that_the_policy_makes_fail_is_only_left_out(place: Place, limit: int, message: str) -> None:
     record = await snapshots(limit).take(cast(Workspace, place), 1)
     assert (record.layers, record.message) == ([], message)
+
+
+async def test_snapshot_lacks_no_service() -> None:
+    place = Place(services={"db": Place(), "web": Place(FileError("/x", "folders nested too deep"))})
+    record = await snapshots().take(cast(Workspace, place), 1)
+    assert (record.layers, record.services, record.message) == ([], {}, "folders nested too deep")
+
+
+def test_snapshot_of_an_earlier_version_is_readable() -> None:
+    written = {"type": "snapshot", "turn": 1, "time": 0, "layers": [{"digest": "0" * 64, "bytes": 1}]}
+    record = SnapshotRecord.model_validate(written)
+    assert (record.services, record.all_layers) == ({}, record.layers)
 
 
 async def test_lost_sandbox_is_not_a_missing_snapshot() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
 
 from agent_runtime.sandboxes import services as starting
-from agent_runtime.sandboxes.base import CommandResult, Output, ProcessStatus, Service, WorkspaceSpec
+from agent_runtime.sandboxes.base import CommandResult, Output, ProcessStatus, Service, StartState, WorkspaceSpec
 from agent_runtime.sandboxes.services import ServiceFailed, ServiceWorkspace, hosts_file, start_services, without_proxy
 from rollout_api.services import HealthCheck, ServiceState
 
@@ -82,6 +82,17 @@ async def test_services_start_in_the_order_of_their_dependencies() -> None:
         (service("db", HEALTH), Workspace("db", log, unhealthy=3)),
     )
     assert log == ["start db", "healthy db", "start migrate", "start web"]
+
+
+async def test_restored_service_that_had_completed_does_not_run_again() -> None:
+    log: list[str] = []
+    restored = replace(SPEC, start=cast(StartState, object()))
+    await start(
+        (Service("web", restored, ["run"], depends_on={"seed": ServiceState.COMPLETED}), Workspace("web", log)),
+        (Service("seed", restored, ["run"]), Workspace("seed", log, exit_code=1)),
+        (Service("job", restored, ["run"], completes=True), Workspace("job", log, exit_code=1)),
+    )
+    assert log == ["start web"]
 
 
 async def test_all_services_with_a_check_are_healthy_before_the_agent_starts() -> None:
