@@ -155,9 +155,8 @@ class _Run:
         task = task.model_copy(update={"sandbox": SandboxOverrides(**own)})
         snapshot, snapshot_results = latest_snapshot(records, entry.turn)
         prefix = copied(records, entry.turn, keeps_ids=keeps_ids)
-        is_exact = snapshot is not None and snapshot_results == len(results_in(prefix))
-        if task.services and not is_exact:
-            raise ValueError(f"there is no snapshot of turn {entry.turn}; {NEEDS_SNAPSHOT}")
+        if task.services and (snapshot is None or snapshot_results < len(results_in(prefix))):
+            raise ValueError(f"{why_no_snapshot(records, entry.turn)}; {NEEDS_SNAPSHOT}")
         earlier = await read_origin(reader.store, entry.index // reader.job.spec.group_size)
         return Origin(
             job=reader.store.uri,
@@ -300,6 +299,12 @@ def latest_snapshot(records: Sequence[Record], turn: int) -> tuple[SnapshotRecor
         elif isinstance(record, SnapshotRecord) and record.layers and record.turn <= turn and results <= copies:
             found = record, results
     return found
+
+
+def why_no_snapshot(records: Sequence[Record], turn: int) -> str:
+    """Return why there is no snapshot with the results of all calls up to a turn. Pure."""
+    failed = [r.message for r in records if isinstance(r, SnapshotRecord) and r.turn == turn and not r.layers]
+    return f"the snapshot of turn {turn} failed: {failed[0]}" if failed else f"there is no snapshot of turn {turn}"
 
 
 def copied(records: Sequence[Record], turn: int, *, keeps_ids: bool) -> list[Record]:

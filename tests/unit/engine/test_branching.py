@@ -17,7 +17,14 @@ from agent_runtime.engine.attempt.attempt_log import AttemptLog
 from agent_runtime.engine.attempt.results import summarise
 from agent_runtime.engine.attempt.snapshots import WorkspaceStates
 from agent_runtime.engine.attempt.tool_calls import MOST_CALLS, CallsOfTurn, ToolRunner
-from agent_runtime.engine.branching.sources import Origin, copied, last_turn, latest_snapshot, same_tokens
+from agent_runtime.engine.branching.sources import (
+    Origin,
+    copied,
+    last_turn,
+    latest_snapshot,
+    same_tokens,
+    why_no_snapshot,
+)
 from agent_runtime.engine.branching.state import Branching, Rerun
 from agent_runtime.engine.scheduling.completion_rules import versions_of
 from agent_runtime.models.base import ToolCall
@@ -195,6 +202,12 @@ def test_a_branch_begins_with_a_snapshot_that_includes_no_later_calls(turn: int,
     ]
     snapshot, results = latest_snapshot(records, turn)
     assert (snapshot and snapshot.turn, results) == found
+
+
+def test_reason_of_a_missing_snapshot_is_that_of_its_failure() -> None:
+    failed = SnapshotRecord(turn=1, time=0, message="folders nested too deep")
+    assert why_no_snapshot([intent(0), failed], 0) == "there is no snapshot of turn 0"
+    assert why_no_snapshot([intent(1), failed], 1) == "the snapshot of turn 1 failed: folders nested too deep"
 
 
 TASK = Task(name="t", prompt="p")
