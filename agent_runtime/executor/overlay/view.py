@@ -6,6 +6,7 @@ links in a frozen layer cannot lead out of it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import select
@@ -37,6 +38,8 @@ _CREATORS = 65534
 _BARE_FOLDERS = ("proc", "dev", "sys", "tmp", "etc")
 # The folder of volumes, in the workspace that others join.
 _VOLUMES = "/.volumes"
+# Top-level folders that volumes may not replace.
+_NOT_REPLACED = frozenset({".volumes", "proc", "dev", "sys"})
 HELLO = 0
 # The number of messages between spares and the keeper.
 IDS = 0
@@ -239,6 +242,10 @@ def _share(request: Message, volumes: int | None) -> list[int]:
     if volumes is not None:
         kernel.place_mount(volumes, _VOLUMES)
     for name, target in sorted(request["volumes"].items(), key=lambda item: item[1]):  # outer folders first
+        if os.path.realpath(target).split("/")[1] in _NOT_REPLACED:
+            # Tools may have made such a link in the state that this workspace starts from. The volume would get the
+            # content of one that they must not see.
+            raise OSError(errno.EXDEV, "it leads to a folder that cannot be a volume", target)
         os.makedirs(target, 0o755, exist_ok=True)
         source = f"{_VOLUMES}/{name}"
         if not os.path.isdir(source):

@@ -69,8 +69,8 @@ def source(commands: Sequence[str], **spec: Any) -> dict[str, Any]:
     return job("source", {"inline": [task]}, {"count": [*map(bash, commands), FINISH]}, **spec)
 
 
-# The agent's files are read before the counter's, and random ones take a while.
-WRITES = f"{UNTIL_COUNTED}; echo agent > /site/agent; head -c 40000000 /dev/urandom > random"
+# The agent's files are read before the counter's, and many take a while.
+WRITES = f"{UNTIL_COUNTED}; echo agent > /site/agent; mkdir many; cd many; seq 5000 | xargs touch"
 
 
 async def snapshots_of(reader: RunReader) -> list[SnapshotRecord]:
@@ -86,7 +86,7 @@ def branching_in(folder: Path, reader: RunReader, turn: int, then: str) -> dict[
 
 
 async def test_branch_starts_its_services_from_one_moment_of_their_files(tmp_path: Path) -> None:
-    first = await done(tmp_path, source([WRITES, "rm random /site/agent"], sandbox={"snapshotEveryTurns": 1}))
+    first = await done(tmp_path, source([WRITES, "rm -r many /site/agent"], sandbox={"snapshotEveryTurns": 1}))
     taken = await snapshots_of(first)
     assert [(record.turn, record.message, sorted(record.services)) for record in taken] == [
         (turn, "", ["counter", "other", "seed"]) for turn in (0, 1)
@@ -99,7 +99,7 @@ async def test_branch_starts_its_services_from_one_moment_of_their_files(tmp_pat
         assert result.branched_from is not None
         assert (result.branched_from.snapshot_turn, result.branched_from.differences) == (0, [])
         start, restart, *rest = (await observed(reader, index))[-2].splitlines()
-        assert (start, rest[:-1]) == ("0 0 0", ["seeded", "agent", "random", "counts"])
+        assert (start, rest[:-1]) == ("0 0 0", ["seeded", "agent", "many", "counts"])
         own, shared, private = map(int, restart.split())
         assert own >= shared >= private >= own - 1 > 0, "the files are of several moments"
     stored = Store.open(str(tmp_path / "other/out"), {})

@@ -147,6 +147,30 @@ async def test_an_empty_volume_gets_the_content_of_the_folder_that_it_replaces(
         assert await client.out("ls /app/deep") == "f\n"
 
 
+async def test_link_in_a_start_state_does_not_lead_a_volume_to_other_volumes(start_executor: Any, connect: Any) -> None:
+    """The empty volume would be filled with the content of the private one."""
+    async with connect(start_executor("Overlay", places=4)) as client:
+        leader = f"{client.workspace}-leader"
+        body = {"id": leader, "shares": True, "volumes": {"data": "/data"}}
+        assert (await client.call("POST", "/workspaces", json=body)).status == 200
+        keeper = await _join(client, leader, "keeper", volumes={"private": "/kept"})
+        client.folder = "/"
+        await client.out("rm -rf /srv; ln -s /.volumes /srv")
+        assert (await client.call("POST", "~/freeze")).status == 200
+        link = {
+            "id": f"{leader}-link",
+            "joins": leader,
+            "parent": client.workspace,
+            "volumes": {"data": "/srv/private"},
+        }
+        client.workspace = keeper
+        await client.out("echo secret > /kept/f")
+        refused = await client.call("POST", "/workspaces", json=link)
+        assert "/srv/private: it leads to a folder that cannot be a volume" in refused.message
+        client.workspace = leader
+        assert await client.out("ls -A /data") == ""
+
+
 COUNTING = "import os; n = 0\nwhile n := n + 1: open('{0}/.n', 'w').write(str(n)); os.rename('{0}/.n', '{0}/n')"
 
 
