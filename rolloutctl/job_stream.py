@@ -55,7 +55,7 @@ class JobStream:
         deadline = time.monotonic() + patience_seconds
         while True:
             try:
-                run = await find_run_folder(reference)
+                run = await find_run_folder(reference, may_be_empty=True)
             except (CommandError, NoSuchRun):
                 if time.monotonic() >= deadline:
                     raise

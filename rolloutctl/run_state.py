@@ -1,7 +1,7 @@
 """The state of a recorded run in one word, as `ls` and the viewer show it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from agent_runtime.engine.run_folder import holder
 from agent_runtime.recording.health import HealthReport, is_working
@@ -36,6 +36,9 @@ def state_of(
         return "aborted" if sealed else "failed to start"
     if finished:
         return "finished"
-    # One here holds the run, or one elsewhere has reported.
-    is_alive = holder(uid) is not None or any(is_working(report, time.time()) for report in reports)
-    return "running" if is_alive else "unfinished"
+    return "running" if is_worked_on(uid, reports) else "unfinished"
+
+
+def is_worked_on(uid: str, reports: Iterable[HealthReport]) -> bool:
+    """Return whether a process here holds the run, or one elsewhere has reported."""
+    return holder(uid) is not None or any(is_working(report, time.time()) for report in reports)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from agent_runtime.recording.health import health_reports
 from agent_runtime.recording.job_record import is_copy, manifest_changes, output_uri, read_job_file
 from agent_runtime.recording.reader import RunFolder, RunReader, find_folder
 from agent_runtime.recording.store import Store, local_folder
@@ -15,6 +16,7 @@ from rollout_api.rollout_job import RolloutJob
 from rolloutctl.completion import DEFAULT_OUTPUT, RUN_FOLDER, complete_run
 from rolloutctl.errors import CommandError, did_you_mean
 from rolloutctl.manifest import read_manifest
+from rolloutctl.run_state import is_worked_on
 from rolloutctl.ui.console import say
 
 PATIENCE_SECONDS = 20
@@ -85,19 +87,22 @@ async def find_run(reference: str | None, environ: Mapping[str, str] | None = No
     return await RunReader.of(await find_run_folder(reference, environ))
 
 
-async def find_run_folder(reference: str | None, environ: Mapping[str, str] | None = None) -> RunFolder:
-    """Return the folder of the referenced run. Raises CommandError that lists the existing runs, NoSuchRun and
-    StorageError.
+async def find_run_folder(
+    reference: str | None, environ: Mapping[str, str] | None = None, *, may_be_empty: bool = False
+) -> RunFolder:
+    """Return the folder of the referenced run. Of several, it is the newest one; unless it `may_be_empty`, a stopped run
+    without a finished rollout is skipped if an older one has some. Raises CommandError that lists the existing runs,
+    NoSuchRun and StorageError.
     """
     store, place = await open_place(reference, os.environ if environ is None else environ)
-    run = await _find(store, place, is_named=reference is not None)
+    run = await _find(store, place, is_named=reference is not None, may_be_empty=may_be_empty)
     if place.job is not None and (changed := manifest_changes(run.job_file, place.job)):
         lines = "".join(f"\n  {change}" for change in changed)
         say(f"{reference} differs from the manifest that {run.folder} ran with:{lines}", "yellow")
     return run
 
 
-async def _find(store: Store, place: Place, *, is_named: bool) -> RunFolder:
+async def _find(store: Store, place: Place, *, is_named: bool, may_be_empty: bool) -> RunFolder:
     if place.name is not None and (RUN_FOLDER.fullmatch(place.name) or await read_job_file(store, place.name)):
         return await find_folder(store, place.name)
     folders = await _runs_by_job(store)
@@ -115,13 +120,30 @@ async def _find(store: Store, place: Place, *, is_named: bool) -> RunFolder:
     wanted = [folder for job, of_job in folders.items() if place.name in (None, job) for folder in of_job]
     begun = [
         # A copy of a run in the same folder has the same age, and may be incomplete.
-        (job_file.created, not is_copy(folder, job_file), folder)
+        (job_file.created, not is_copy(folder, job_file), folder, job_file.uid)
         for folder in wanted
         if (job_file := await read_job_file(store, folder))
     ]
     if not begun:  # all folders are rests of interrupted deletions
         raise CommandError(f"{place.uri} contains no run", hint=RUN_HELP)
-    return await find_folder(store, max(begun)[2])
+    newest_first = [(folder, uid) for *_, folder, uid in sorted(begun, reverse=True)]
+    found, _ = newest_first[0]
+    if not may_be_empty:
+        with_results = (folder for folder, uid in newest_first if not await _is_empty(store.below(folder), uid))
+        found = await anext(with_results, found)
+        say_skipped(newest_first[0][0], found)
+    return await find_folder(store, found)
+
+
+async def _is_empty(run: Store, uid: str) -> bool:
+    """Return whether a run has no finished rollout, and no process works on it."""
+    return "seals" not in await run.folders() and not is_worked_on(uid, await health_reports(run))
+
+
+def say_skipped(newest: str, chosen: str) -> None:
+    """Say that a command uses an older run than the newest one."""
+    if chosen != newest:
+        say(f"{newest} has no finished rollout and is not running; {chosen} is used instead.", "yellow")
 
 
 async def _runs_by_job(store: Store) -> dict[str, list[str]]:

@@ -28,6 +28,8 @@ class Run:
     bytes: int
     finished: bool
     """The run's results are written."""
+    sealed: bool
+    """At least one rollout has ended and is sealed."""
     aborted: bool = False
     """The run was aborted because of too many infrastructure failures."""
     is_copy: bool = False
@@ -74,6 +76,7 @@ async def list_runs(store: Store) -> list[Run]:
                 objects=len(objects),
                 bytes=sum(meta.size for meta in objects),
                 finished=any(meta.key == f"{folder}/results.jsonl" for meta in objects),
+                sealed=any(meta.key.startswith(f"{folder}/seals/") for meta in objects),
                 aborted=any(meta.key == f"{folder}/abort.json" for meta in objects),
                 is_copy=is_copy(folder, job_file),
             )
@@ -91,14 +94,15 @@ def plan(
 ) -> Plan:
     """Return which runs to delete: those whose last write is longer ago, and those beyond the newest of their name.
 
-    Aborted runs and copies do not count among the newest, so that as many runs with results are kept. With both rules,
-    only runs that match both are deleted; without rules, none. An unfinished run with recent writes is never deleted.
+    Aborted runs, runs without a sealed rollout, and copies do not count among the newest, so that as many runs with
+    results are kept. With both rules, only runs that match both are deleted; without rules, none. An unfinished run with
+    recent writes is never deleted.
     """
     newer: dict[str, int] = {}
     delete, keep, spared = [], [], []
     for run in sorted(runs, key=_age, reverse=True):
         rank = newer.get(run.name, 0)
-        newer[run.name] = rank + (not run.aborted and not run.is_copy)
+        newer[run.name] = rank + (run.sealed and not run.aborted and not run.is_copy)
         rules = []
         if older_than_seconds is not None:
             rules.append(now - run.last_write > older_than_seconds)

@@ -4,8 +4,9 @@ import asyncio
 import os
 import secrets
 import webbrowser
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -14,7 +15,7 @@ from agent_runtime.recording.store import Store, local_folder
 from agent_runtime.shared_tasks import until_stopped
 from rolloutctl.completion import complete_run
 from rolloutctl.errors import CommandError, did_you_mean, listening
-from rolloutctl.runs import open_existing, open_place
+from rolloutctl.runs import open_existing, open_place, say_skipped
 from rolloutctl.ui.console import amount, say
 from rolloutctl.viewer.library import Library
 from rolloutctl.viewer.server import serving
@@ -59,7 +60,7 @@ async def view(
     with listening(host, port):
         token = "" if no_token else _token()
         async with serving(library, host=host, port=port, token=token, text_of=text_of) as url:
-            page = _page(url, runs[0]["folder"]) if place.name is not None else url
+            page = url if place.name is None else _page(url, newest_with_results(runs))
             say(f"{amount(len(runs), 'run')} of {store.uri}: {page}")
             if open_browser:
                 await asyncio.to_thread(webbrowser.open, page)
@@ -80,6 +81,13 @@ async def serve_run(uri: str) -> None:
     async with serving(library, host="127.0.0.1", port=0, token=_token()) as url:
         say(f"Watch it: {_page(url, folder)}")
         await asyncio.Event().wait()
+
+
+def newest_with_results(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the folder of the newest run that has a finished rollout or is running; of the newest one without such."""
+    chosen = next((row for row in rows if row["sealed"] or row["state"] == "running"), rows[0])
+    say_skipped(rows[0]["folder"], chosen["folder"])
+    return str(chosen["folder"])
 
 
 def _page(url: str, folder: str) -> str:

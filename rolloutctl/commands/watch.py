@@ -29,7 +29,7 @@ BUSY_SHARE = 0.1
 
 async def watch(job: NewestJobArgument = None, form: FormOption = Form.TEXT) -> None:
     """Follow a run until its end: each rollout when it is finished. With -o json, print a line of JSON for each."""
-    run = await find_run_folder(job, os.environ)
+    run = await find_run_folder(job, os.environ, may_be_empty=True)
     ended, rewards = 0, list[float]()
     with contextlib.closing(SealedResults(run.store)) as sealed:
         async for result in _new_results(run, sealed):
@@ -79,7 +79,7 @@ async def logs(
     full: Annotated[bool, typer.Option("--full", help="Show whole tool results.")] = False,
 ) -> None:
     """Follow one rollout until its end: messages, tool calls and results as they are recorded, then the verdict."""
-    folder = await find_run_folder(job, os.environ)
+    folder = await find_run_folder(job, os.environ, may_be_empty=True)
     run = await RunReader.of(folder)
     index, shown, attempt = index_of(run, rollout), 0, -1
     while True:

@@ -20,9 +20,17 @@ MakeJob = Callable[..., RolloutJob]
 NOW = 1_000_000.0
 
 
-def run(folder: str, *, days_old: float, finished: bool = True, aborted: bool = False, name: str = "fix") -> Run:
+def run(
+    folder: str,
+    *,
+    days_old: float,
+    finished: bool = True,
+    sealed: bool = True,
+    aborted: bool = False,
+    name: str = "fix",
+) -> Run:
     time = NOW - days_old * 24 * 3600
-    return Run(folder, name, time, time, objects=1, bytes=1, finished=finished, aborted=aborted)
+    return Run(folder, name, time, time, objects=1, bytes=1, finished=finished, sealed=sealed, aborted=aborted)
 
 
 # The folder of a copy may look like that of a run: a date such as 20260131 has eight digits too.
@@ -35,6 +43,7 @@ runs = st.lists(
         st.uuids().map(str),
         days_old=st.floats(0, 30),
         finished=st.booleans(),
+        sealed=st.booleans(),
         aborted=st.booleans(),
         name=st.sampled_from(["fix", "other"]),
     ),
@@ -57,7 +66,7 @@ def test_every_run_gets_one_decision_and_live_runs_are_never_deleted(
     if newest is not None:
         for name in ("fix", "other"):
             of_name = sorted((e for e in found if e.name == name), key=lambda e: (e.created, e.folder), reverse=True)
-            with_results = [each for each in of_name if not each.aborted]
+            with_results = [each for each in of_name if each.sealed and not each.aborted]
             assert not {*of_name[:newest], *with_results[:newest]} & set(decided.delete)
     if age is None and newest is None:
         assert not decided.delete
@@ -68,8 +77,9 @@ async def test_copy_beside_its_run_is_deleted_first(
     folder: Store, make_job: MakeJob, tasks: list[Task], tmp_path: Path, suffix: str
 ) -> None:
     record = await JobRecord.open(folder, make_job(), tasks)
+    await record.store.put("seals/0.json", b"{}")
     shutil.copytree(tmp_path / "out" / record.folder, tmp_path / "out" / f"fix-{suffix}")
-    await record.finish(0)
+    await record.store.put("results.jsonl", b"")
     decided = plan(await list_runs(folder), now=NOW, keep_newest=1)
     assert [each.folder for each in decided.keep] == [record.folder]
 
@@ -79,6 +89,17 @@ def test_copy_of_the_newest_run_is_not_counted_as_one_of_the_newest() -> None:
     copy = replace(newest, folder="backup", is_copy=True)
     decided = plan([newest, copy, older], now=NOW, keep_newest=2)
     assert {each.folder for each in decided.keep} >= {"fix-1", "fix-2"}
+
+
+async def test_run_without_a_finished_rollout_does_not_replace_one_with_results(
+    folder: Store, make_job: MakeJob, tasks: list[Task]
+) -> None:
+    for is_empty in (False, False, True):
+        record = await JobRecord.open(folder, make_job(), tasks, new=True)
+        await record.store.put("groups/0" if is_empty else "seals/0.json", b"{}")
+    oldest, *newer = await list_runs(folder)
+    later = newer[-1].last_write + 2 * LIVE_SECONDS
+    assert plan([oldest, *newer], now=later, keep_newest=1).delete == (oldest,)
 
 
 async def test_run_that_is_being_resumed_is_not_deleted(

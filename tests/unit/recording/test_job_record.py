@@ -88,6 +88,7 @@ async def test_new_run_is_the_newest_when_the_clock_was_set_back(
     monkeypatch.setattr("agent_runtime.recording.job_record.time.time", lambda: 1_999_990_000.0)
     new = await JobRecord.open(folder, make_job(), tasks, new=True)
     assert (await JobRecord.open(folder, make_job(), tasks)).folder == new.folder
+    await new.store.put("seals/0.json", b"{}")
     assert [run.folder for run in plan(await list_runs(folder), now=2e9, keep_newest=1).keep] == [new.folder]
 
 

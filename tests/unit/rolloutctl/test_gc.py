@@ -26,14 +26,15 @@ spec:
 
 
 def finished_run(output: Path, name: str) -> str:
-    """Return the folder of a new run of that job, without rollouts."""
+    """Return the folder of a new run of that job with one rollout."""
     manifest = output.parent / f"{name}.yaml"
     manifest.write_text(MANIFEST.format(name=name))
 
     async def begin() -> str:
         tasks = [Task(name="t", prompt="p")]
         record = await JobRecord.open(Store.open(str(output), {}), load_manifest(manifest), tasks, new=True)
-        await record.finish(0)
+        await record.store.put("seals/0.json", b"{}")
+        await record.store.put("results.jsonl", b"")
         return record.folder
 
     return asyncio.run(begin())
