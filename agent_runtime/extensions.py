@@ -113,6 +113,18 @@ def place_and_error(traceback_text: str) -> tuple[str, str]:
     return f"{found[-1]['file']}:{found[-1]['line']}" if found else "", error
 
 
+def last_raised(output: str) -> tuple[str, str] | None:
+    """Return, as `place_and_error`, what the last traceback in a program's output says; None without one. A program with
+    a wrong syntax prints only the last frame.
+    """
+    lines = output.splitlines()
+    last = next((number for number in reversed(range(len(lines))) if _FRAME.match(lines[number])), None)
+    if last is None:
+        return None
+    place, error = place_and_error("\n".join(lines[last:]))
+    return (place, error) if re.match(r"[\w.]+(:|$)", error) else None
+
+
 def failed_with(error: BaseException) -> str:
     """Return `failed in FILE:LINE with TYPE: MESSAGE`, with the last place in the user's code, if there is one."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]

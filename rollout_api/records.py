@@ -571,7 +571,9 @@ class Result(ApiModel):
     dropped: int = 0
     """Number of the verdict's `dropped` files: an agent may have tried to cheat."""
     verifier_message: str | None = None
-    """Why a failed verdict has no usable report of the verifier; None if it has one. Shortened to 300 characters."""
+    """Why a failed verdict has no usable report of the verifier: an exception of its files, or a missing report. None if
+    it has one. Shortened to 300 characters.
+    """
     attempt: int
     """Number of the sealed attempt."""
     failed_attempts: list[AttemptSummary] = []

@@ -25,12 +25,12 @@ from agent_runtime.engine.attempt.grading import (
     store_artifacts,
 )
 from agent_runtime.engine.attempt.mcp import AttemptTools
-from agent_runtime.engine.attempt.results import build_result, first_record, last_record, usage_of
+from agent_runtime.engine.attempt.results import build_result, first_record, last_record, output_of, usage_of
 from agent_runtime.engine.attempt.snapshots import Checkpoints, Keeping, Snapshots
 from agent_runtime.engine.attempt.steps import StepwiseAgent, steps_problem, verdict_of_steps
 from agent_runtime.engine.attempt.turns import Turns
 from agent_runtime.engine.context import RunContext, grading_spec, workspace_spec
-from agent_runtime.engine.events import AgentFailed, RolloutStarted, WorkspaceAcquired
+from agent_runtime.engine.events import AgentFailed, RolloutStarted, VerifierFailed, WorkspaceAcquired
 from agent_runtime.engine.program.program import Program
 from agent_runtime.engine.program.program import collect as collect_trajectory
 from agent_runtime.engine.scheduling.completion_rules import PolicyLag, stale_message, versions_of
@@ -506,6 +506,9 @@ class Attempt:
             stale=self._is_stale(self._records),
             verifier_seconds=self._verifier_seconds,
         )
+        if (problem := result.verifier_message) is not None:
+            task, member = self._rollout.task.name, self._rollout.member
+            self._context.observer(VerifierFailed(task, member, problem, output_of(verdict)))
         result = await self._plugins.finished(result, verdict, records)
         sealed = await self._journal.seal(result, verdict, self._records)
         await self._release_quietly()

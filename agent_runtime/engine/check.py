@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from agent_runtime.engine.attempt.results import output_of
 from agent_runtime.engine.opening import RunEnvironment, missing_programs
 from agent_runtime.engine.run import run_job
 from agent_runtime.recording.reader import open_run
@@ -16,8 +17,6 @@ from rollout_api.tasks import Task, Tasks, VerifierMode
 
 ONLY_SHARED = "can only be graded in the agent's own workspace (Shared, forgeable)"
 SEPARATE_TOO = "can also be graded in a separate workspace: give the job verifier.mode Separate"
-SHOWN_OUTPUT = 2000
-"""Characters shown of a verifier's output: a traceback or the end of a test report."""
 EXPECTED = {"Oracle": "reward 1", "Nop": "reward below 1"}
 
 
@@ -131,5 +130,5 @@ def _row(task: Task, agent: str, seal: Seal | None) -> CheckRow:
     elif not (ok := reward >= 1 if agent == "Oracle" else reward < 1):
         said = f": {verdict.message}" if verdict and verdict.message else ""
         message = f"expected {EXPECTED[agent]}{said}"
-    printed = "\n".join(command.output for command in verdict.commands) if verdict and not ok else ""
-    return CheckRow(task.name, agent, reward, result.outcome.value, ok, message, output=printed[-SHOWN_OUTPUT:].strip())
+    output = "" if ok else output_of(verdict)
+    return CheckRow(task.name, agent, reward, result.outcome.value, ok, message, output=output)

@@ -172,6 +172,17 @@ class AgentFailed:
 
 
 @dataclass(frozen=True)
+class VerifierFailed:
+    """The verifier of a rollout has raised, or has written no usable report, so the verdict is a failed one."""
+
+    task: str
+    member: int
+    message: str
+    output: str
+    """The end of what its commands printed."""
+
+
+@dataclass(frozen=True)
 class StorageRequested:
     """One request to object storage has ended; a retry is a separate request. `failed`: it had no usable response."""
 
@@ -191,6 +202,7 @@ Event = (
     | StepBuilt
     | ToolEnded
     | AgentFailed
+    | VerifierFailed
     | AttemptFailed
     | PluginFailed
     | RolloutSealed

@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from agent_runtime.extensions import last_raised
 from agent_runtime.grading import reward_file
 from agent_runtime.grading.artifacts import artifact_paths, is_below, verifier_folder
 from agent_runtime.grading.junit import (
@@ -212,9 +213,23 @@ class _Grading:
         try:
             await self.prepare()
             await self.run_commands()
-            return await self.judge()
+            verdict = await self.judge()
         except (_Failed, ReportError, reward_file.RewardFileError) as failure:
-            return self.failed(str(failure))
+            verdict = self.failed(str(failure))
+        raised = None if verdict.passed else next(filter(None, map(self.raised, self.commands)), None)
+        if raised is None:
+            return verdict
+        return verdict.model_copy(update={"message": "; ".join(filter(None, (raised, verdict.message)))})
+
+    def raised(self, command: CommandVerdict) -> str | None:
+        """Return the exception that a hidden file raised, with the line; None if there is none, or if it is a failed
+        assertion, which is a verdict.
+        """
+        if not command.exit_code or (found := last_raised(command.output)) is None:
+            return None
+        (path, _, line), error = found[0].rpartition(":"), found[1]
+        file = next((file.path for file in self.spec.files if f"/{path}".endswith(f"/{file.path.lstrip('/')}")), None)
+        return None if file is None or error.startswith("AssertionError") else f"{file}:{line}: {error}"
 
     async def prepare(self) -> None:
         """Write the hidden files, and remove existing reports and reward files."""

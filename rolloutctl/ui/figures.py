@@ -166,7 +166,7 @@ def notes(seals: Iterable[Seal]) -> list[str]:
         )
     if unjudged.count:
         found.append(
-            f"{unjudged.rollouts} got a failed verdict without a usable report of the verifier: "
+            f"{unjudged.rollouts} got a failed verdict because the verifier raised or wrote no usable report: "
             f"{unjudged.counted(most=3)}. `rolloutctl show` has the verifier's output. {unjudged.references}"
         )
     if forked.count:

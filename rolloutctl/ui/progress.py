@@ -21,6 +21,7 @@ from agent_runtime.engine.events import (
     RolloutStarted,
     StepBuilt,
     ToolEnded,
+    VerifierFailed,
 )
 from rollout_api.records import Outcome, Result
 from rolloutctl.ui.console import duration, harmless, number
@@ -153,6 +154,9 @@ def _raised(event: Event) -> tuple[str, str, str] | None:
     """Return whose code has raised, what it did, and the traceback; None for other events."""
     if isinstance(event, AgentFailed):
         return "agent", f"The agent's own code raised in {event.task}/{event.member} (AgentError):", event.traceback
+    if isinstance(event, VerifierFailed):
+        what = f"The verifier of {event.task}/{event.member} raised, or wrote no usable report: {event.message}"
+        return "verifier", f"{what}\nThe reward counts. The end of its output:", event.output or "(nothing)"
     if isinstance(event, ToolEnded) and event.traceback is not None:
         what = f"The code of tool {event.tool} raised in rollout {event.index}, and the model sees the error:"
         return f"tool {event.tool}", what, event.traceback
@@ -171,7 +175,7 @@ class Display:
         self._failures: Counter[str] = Counter()
         self._is_silent = False
         self._raised: set[str] = set()
-        """Agent, tools and plugins whose own code has raised. Their first traceback is printed."""
+        """Agent, verifier, tools and plugins whose own code has raised. Their first traceback is printed."""
 
     def __enter__(self) -> Self:
         return self

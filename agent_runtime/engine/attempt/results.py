@@ -26,6 +26,8 @@ from rollout_api.rollout_job import RolloutJob
 
 R = TypeVar("R", bound=Record)
 VERIFIER_MESSAGE_CHARACTERS = 300
+SHOWN_OUTPUT = 2000
+"""Characters shown of a verifier's output: a traceback or the end of a test report."""
 
 
 def first_record(records: Iterable[Record], form: type[R]) -> R | None:
@@ -157,6 +159,12 @@ def build_result(
         batch=rollout.batch,
         **fields,
     )
+
+
+def output_of(verdict: Verdict | None) -> str:
+    """Return the end of what the verifier's commands printed."""
+    printed = "\n".join(command.output for command in verdict.commands) if verdict else ""
+    return printed[-SHOWN_OUTPUT:].strip()
 
 
 def _verifier_message(rollout: Rollout, verdict: Verdict | None) -> str | None:

@@ -26,6 +26,7 @@ from agent_runtime.engine.events import (
     JobSummary,
     RolloutSealed,
     TurnEnded,
+    VerifierFailed,
 )
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.scheduling import first_ends
@@ -438,6 +439,8 @@ async def test_verdict_says_why_nothing_could_be_graded_when_the_agent_had_finis
     assert "nothing was left to grade" in seal["verdict"]["message"]
     assert "a path of 4096 bytes or more" in seal["verdict"]["message"]
     assert seal["result"]["verifierMessage"] == seal["verdict"]["message"]
+    (told,) = [event for event in ran.events if isinstance(event, VerifierFailed)]
+    assert told.message == seal["verdict"]["message"]
     assert seal["result"]["message"] == "done"
 
 

@@ -138,6 +138,27 @@ async def test_commands_are_graded_by_their_exit_codes(workspace: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("check", "raised"),
+    [
+        ("import calc\nassert calc.add(1, 1) == total\n", "grading/check.py:2: NameError: name 'total' is not defined"),
+        ("import calc\nassert calc.add(1 1) == 2\n", "grading/check.py:2: SyntaxError: "),
+        ("import calc\nassert calc.add(1, 1) == 3, 'no'\n", ""),
+        ("import calc\ncalc.add(1)\n", ""),
+    ],
+)
+async def test_exception_of_a_hidden_file_is_in_the_verdict_and_a_failed_assertion_is_not(
+    workspace: Any, check: str, raised: str
+) -> None:
+    spec = {"commands": ["python3 grading/check.py"], "files": [{"path": "grading/check.py", "content": check}]}
+    spec["env"] = [{"name": "PYTHONPATH", "value": "."}]
+    code = RIGHT if "calc.add(1)" not in check else "def add(a):\n    return undefined\n"
+    graded = await verdict(workspace, spec, calc=code)
+    assert not graded.passed
+    assert graded.message.startswith(raised)
+    assert bool(graded.message) == bool(raised)
+
+
 async def test_time_used_up_is_a_failed_verdict_and_later_commands_are_not_run(workspace: Any) -> None:
     graded = await verdict(workspace, {"seconds": 1, "commands": ["true", "sleep 30", "touch ran"]})
     assert [command.cause for command in graded.commands] == [None, "Deadline", "Deadline"]

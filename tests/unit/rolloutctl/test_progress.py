@@ -19,6 +19,7 @@ from agent_runtime.engine.events import (
     RolloutSealed,
     RolloutStarted,
     ToolEnded,
+    VerifierFailed,
 )
 from rollout_api.records import Outcome, Result
 from rolloutctl.ui.progress import PLAIN_SECONDS, Plain, Tally
@@ -136,9 +137,10 @@ def test_the_same_failure_over_and_over_does_not_flood_the_log() -> None:
     [
         ToolEnded(3, "search", 0.1, error=True, traceback="Traceback …\nKeyError: 'q'"),
         PluginFailed("mine:Plugin", "before_turn", "run/rollout-3-0", "KeyError: 'q'", "Traceback …\nKeyError: 'q'"),
+        VerifierFailed("fix", 0, "check.py:3: KeyError: 'q'", "Traceback …\nKeyError: 'q'"),
     ],
 )
-def test_first_traceback_of_a_tool_or_plugin_is_printed_at_once_and_only_once(event: Event) -> None:
+def test_first_traceback_of_a_tool_plugin_or_verifier_is_printed_at_once_and_only_once(event: Event) -> None:
     for events in ([event], [event] * 3):
         assert plain([started(100), *events]).count("Traceback …\nKeyError: 'q'") == 1
 
