@@ -244,12 +244,14 @@ def _quoted(text: str) -> str:
 
 
 def _speed(table: RolloutTable, total: int | None, now: float) -> Json:
-    """Return rollouts per minute in the last minutes, and the seconds until the end at that rate."""
+    """Return rollouts per minute in the last minutes, and the seconds until the end at that rate, which an open job does
+    not have.
+    """
     times: Sequence[tuple[Any, ...]] = table.query(
         "SELECT count(*), min(started) FROM rollouts WHERE finished > ?", (now - RATE_SECONDS,)
     )
     count, first = times[0]
-    if not count or total is None:
+    if not count:
         return {"perMinute": None, "secondsLeft": None}
     rate = count / max(now - max(first, now - RATE_SECONDS), 1.0)
-    return {"perMinute": 60 * rate, "secondsLeft": (total - len(table)) / rate}
+    return {"perMinute": 60 * rate, "secondsLeft": None if total is None else (total - len(table)) / rate}

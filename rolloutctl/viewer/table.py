@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from agent_runtime.recording.seals import SealedResults
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
+from rolloutctl.ui.console import harmless
 from rolloutctl.viewer.where import TEXT_FIELDS, WORDS, Condition, WrongCondition, sql
 
 MOST_ROWS: Final = 500
@@ -80,7 +81,9 @@ COLUMNS: Final = (
     Column("group", "number", _field("group"), "Number of its task."),
     Column("member", "number", _field("member"), "Number in its group."),
     Column("task", "text", _field("task"), "Name of its task."),
-    Column("tag", "list", lambda line: json.dumps(line.get("tags", [])), "Tags of its task."),
+    Column(
+        "tag", "list", lambda line: json.dumps([harmless(tag) for tag in line.get("tags", [])]), "Tags of its task."
+    ),
     Column("outcome", "text", _field("outcome"), "Completed, or why it is masked."),
     Column("ended", "text", _ended, "Stop reason if Completed, else the outcome."),
     Column("reward", "number", _field("reward"), "Reward of the verifier."),
@@ -106,7 +109,7 @@ COLUMNS: Final = (
     Column("error", "text", _error, "The exception of the agent's own code."),
     Column("toolError", "text", _tool_error, "The first exception of a tool's own code."),
     Column("pluginError", "text", _plugin_error, "The first exception of a plugin's own code."),
-    Column("verifierError", "text", _field("verifierMessage"), "Why the verifier wrote no usable report."),
+    Column("verifierError", "text", _field("verifierMessage"), "Why the verifier raised or wrote no usable report."),
     Column("lost", "number", lambda line: len(line.get("failedAttempts", ())), "Lost attempts."),
     Column(
         "dropped", "number", _field("dropped", 0), "Files that could have changed the verdict, left out of grading."
@@ -211,6 +214,8 @@ def _row(values: Sequence[Any]) -> Row:
 
 def _values(line: Line) -> list[Any]:
     values = [column.value(line) for column in COLUMNS]
+    # What a model, a task or a tool wrote could turn the direction of other cells. Few texts have such characters.
+    values = [harmless(value) if isinstance(value, str) and not value.isprintable() else value for value in values]
     words = "\n".join(str(values[position]) for position in _TEXT_POSITIONS if values[position])
     return [*values, words.lower()]
 

@@ -22,7 +22,7 @@ from aiohttp import web
 from agent_runtime.recording.health import HealthReport
 from agent_runtime.recording.segments import json_bytes
 from agent_runtime.recording.store import Store
-from rollout_api.records import Outcome, PluginReport, StopReason
+from rollout_api.records import ObservationsRecord, Outcome, PluginReport, Record, StopReason
 from rolloutctl.commands.report import write_report
 from rolloutctl.viewer.library import Library, OpenRun
 from rolloutctl.viewer.rollout import Rollout
@@ -222,7 +222,15 @@ async def test_compared_rollouts_are_chosen_by_run_and_task_or_by_number(browser
         assert tab.problems == []
 
 
-async def test_tracebacks_are_below_the_causes_and_errors_of_plugins_are_text(browser: Browser, tmp_path: Path) -> None:
+def _raising(record: Record, traceback: str) -> Record:
+    """Return the record of a tool's results, each with a traceback of its own; other records as they are."""
+    if not isinstance(record, ObservationsRecord):
+        return record
+    update = {"traceback": traceback.format(f"turn_{record.turn}")}
+    return record.model_copy(update={"results": [result.model_copy(update=update) for result in record.results]})
+
+
+async def test_tracebacks_are_below_the_causes_and_with_calls_and_plugins(browser: Browser, tmp_path: Path) -> None:
     raised = 'Traceback (most recent call last):\n  File "own.py", line 3, in {}\nValueError: no'
     changes: list[dict[str, Any]] = [
         {"stop_reason": StopReason.AGENT_ERROR, "traceback": raised.format("act")},
@@ -234,7 +242,8 @@ async def test_tracebacks_are_below_the_causes_and_errors_of_plugins_are_text(br
         rollout = made_up_rollout(index, hostile=False)
         assert rollout.result is not None
         result = rollout.result.model_copy(update={"outcome": Outcome.COMPLETED, **changed})
-        rollouts.append(Rollout(rollout.records, result, rollout.verdict))
+        records = [_raising(record, raised) if index == 1 else record for record in rollout.records]
+        rollouts.append(Rollout(records, result, rollout.verdict))
     folder = write_run(tmp_path, "raised", rollouts)
     report = tmp_path / "report.html"
     run = OpenRun(await Library(Store.open(str(tmp_path), {})).folder(folder.name))
@@ -249,6 +258,10 @@ async def test_tracebacks_are_below_the_causes_and_errors_of_plugins_are_text(br
                     await tab.until(f"document.querySelector('.causes').textContent.includes('line 3, in {place}\\n')")
         async with browser(f"{url}#/run/{folder.name}/rollout/2?tab=verdict") as tab:
             await tab.until("document.querySelector('.error pre')?.textContent.includes('line 3, in judge\\n')")
+            for page in (f"/run/{folder.name}/rollout/1", f"/compare/{folder.name}/0/{folder.name}/1"):
+                await tab.run(f"location.hash = '{page}'")
+                for turn in range(4):
+                    await tab.until(f"document.querySelector('main').textContent.includes('line 3, in turn_{turn}\\n')")
 
 
 async def test_nothing_that_a_model_wrote_runs_becomes_markup_or_leaves(browser: Browser, runs: Path) -> None:
@@ -442,18 +455,19 @@ def pages(runs: Path, run: str | None = None) -> Sequence[tuple[str, str]]:
     ]
 
 
-@pytest.mark.full
-async def test_a_hundred_thousand_rollouts(browser: Browser, tmp_path: Path) -> None:
-    folder = write_bare_run(tmp_path, "large", 100_000)
+@pytest.mark.parametrize(("count", "group"), [(2_000, 102), pytest.param(100_000, 6002, marks=pytest.mark.full)])
+async def test_a_large_run_is_shown_in_parts(browser: Browser, tmp_path: Path, count: int, group: int) -> None:
+    folder = write_bare_run(tmp_path, "large", count)
     async with served(tmp_path) as url, browser(f"{url}#/run/{folder.name}") as tab:
         await tab.until("document.querySelectorAll('.virtual tbody tr').length > 10")
-        await tab.until("document.querySelector('.virtual table').getAttribute('aria-rowcount') === '100001'")
+        await tab.until(f"document.querySelector('.virtual table').getAttribute('aria-rowcount') === '{count + 1}'")
         assert await tab.run("document.querySelectorAll('.virtual tbody tr').length") < 100, "only those in sight"
-        await tab.run("document.querySelector('.virtual').scrollTop = 34 * 90000")
+        await tab.run(f"document.querySelector('.virtual').scrollTop = 34 * {count * 9 // 10}")
         await tab.until(
-            "[...document.querySelectorAll('.virtual td:first-child')].some((e) => e.textContent === '90005')"
+            "[...document.querySelectorAll('.virtual td:first-child')]"
+            f".some((e) => e.textContent === '{count * 9 // 10 + 5}')"
         )
-        assert (await filtered(tab, "fix-dates-6002"))[0] == 48016
+        assert (await filtered(tab, f"fix-dates-{group}"))[0] == 8 * group
         await tab.run(f"location.hash = '/run/{folder.name}/rollout/3'")
         await tab.until("document.querySelectorAll('.step').length > 4")
         assert tab.problems == []

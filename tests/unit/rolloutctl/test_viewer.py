@@ -52,6 +52,7 @@ from rolloutctl.viewer.rollout import (
     visible,
 )
 from rolloutctl.viewer.server import EVENT_SECONDS, serving
+from rolloutctl.viewer.summary import _speed
 from rolloutctl.viewer.table import COLUMNS, KINDS, RolloutTable
 from rolloutctl.viewer.token_text import open_tokenizer
 from rolloutctl.viewer.where import TEXT_FIELDS, WrongCondition, sql
@@ -212,7 +213,7 @@ async def test_summary_has_exceptions_of_own_code_verifier_problems_and_the_rate
         changed = {
             "tool_tracebacks": {"boom": "Traceback\nRuntimeError: kaput"},
             "plugins": {"own:Judge": PluginReport(calls=1, failed=1, error="filter_tool_call: ValueError: no")},
-            "verifier_message": "reward.txt was not written",
+            "verifier_message": "\x1b[31mreward.txt\x1b[0m was \u202enot written",
             "started": now - 60.0,
             "ended": now - 1.0,
         }
@@ -222,12 +223,15 @@ async def test_summary_has_exceptions_of_own_code_verifier_problems_and_the_rate
     run = await library.run(folder.name)
     await run.read()
     summary = run.summary()
+    of_open_job = _speed(run.table, None, now)
     await library.close()
     causes = {cause["where"] for cause in summary["causes"]}
     assert 'toolError == "boom: RuntimeError: kaput"' in causes
     assert 'pluginError == "own:Judge: filter_tool_call: ValueError: no"' in causes
-    assert 'verifierError == "reward.txt was not written"' in causes
+    assert 'verifierError == "reward.txt was \\\\u202enot written"' in causes, "a filter of what the page shows"
     assert 3 < summary["perMinute"] < 4.1, "the rollouts took a minute, though they ended in the same second"
+    assert 3 < of_open_job["perMinute"] < 4.1
+    assert of_open_job["secondsLeft"] is None
 
 
 def test_what_an_attempt_does_is_in_its_last_records() -> None:

@@ -2,6 +2,7 @@ import { useState } from "preact/hooks";
 import { Curves } from "./charts";
 import { count, number, plural, seconds } from "./format";
 import { Problem, Tiles, useAsync, useSummary, useTitle } from "./parts";
+import { CallPart } from "./rollout";
 import { href, rolloutLink, runLink, useRoute, setQuery } from "./router";
 import type { Source, Step } from "./source";
 import { Block, MessageText } from "./text";
@@ -145,7 +146,7 @@ function Side({ steps, turn }: { steps: Step[] | undefined; turn: number }) {
       <article class={`step role-${step.role}`}>
         <header><strong>{step.role === "assistant" ? `assistant, turn ${turn + 1}` : step.role}</strong>{step.seconds ? <span class="hint">{seconds(step.seconds)}</span> : null}</header>
         {step.text && <MessageText role={step.role} text={step.text} />}
-        {step.calls?.map((call) => <div class="call"><p class="call-head">→ <strong>{call.name}</strong></p>{call.arguments?.map(([name, value]) => <Block text={value} label={name || "arguments"} />)}{call.result && <Block text={call.result} label="result" error={call.error} />}</div>)}
+        {step.calls?.map((call) => <CallPart call={call} callingSince={null} />)}
       </article>
     ))}</div>
   );

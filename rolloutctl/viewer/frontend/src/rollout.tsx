@@ -110,7 +110,6 @@ function Facts({ page, summary }: { page: RolloutPage; summary: Summary | null }
       {result.message && (result.stopReason === "Finished" ? <Block text={result.message} label="Final message" /> : <Told what={result.reason ?? ""} text={result.message} />)}
       {result.failedAttempts?.map((attempt) => <Told what={`Attempt ${attempt.attempt} was lost: ${attempt.reason}`} text={attempt.message ?? ""} />)}
       {result.traceback && <Block text={result.traceback} label="The agent's own code raised" error />}
-      {Object.entries(result.toolTracebacks ?? {}).map(([tool, text]) => <Block text={text} label={`Tool ${tool} raised`} error />)}
     </>
   );
 }
@@ -228,7 +227,7 @@ function StepCard({ step, id, isPlain, branch, callingSince, raw }: { step: Step
   );
 }
 
-function CallPart({ call, callingSince }: { call: Call; callingSince: number | null }) {
+export function CallPart({ call, callingSince }: { call: Call; callingSince: number | null }) {
   return (
     <div class="call">
       <p class="call-head"><span aria-hidden="true">→ </span><strong><Marked text={call.name} /></strong>{call.seconds ? <span class="hint"> {seconds(call.seconds)}</span> : null}{call.error && <span class="badge bad">error</span>}</p>
@@ -237,6 +236,7 @@ function CallPart({ call, callingSince }: { call: Call; callingSince: number | n
       {call.result === undefined || call.result === null
         ? <p class="hint">{callingSince === null ? "No result was recorded." : `Running for ${since(callingSince)}.`}</p>
         : <Block text={call.result || "(empty)"} label="result" error={call.error} />}
+      {call.traceback && <Block text={call.traceback} label="The tool's own code raised" error />}
     </div>
   );
 }

@@ -136,8 +136,8 @@ function Figures({ summary }: { summary: Summary }) {
         summary.cheats > 0 && ["Cheat attempts", count(summary.cheats), "files that could change the verdict"],
         ["Tokens", compact(summary.promptTokens + summary.completionTokens), `${compact(summary.completionTokens)} generated, ${compact(summary.cachedTokens)} from cache`],
         summary.cost !== null && ["Cost", money(summary.cost, summary.currency), "by the manifest's prices"],
-        summary.state === "running" && summary.perMinute !== null && sealed < (total ?? 0)
-          ? ["Rate", `${number(summary.perMinute, 1)} / min`, `${seconds(summary.secondsLeft)} left`]
+        summary.state === "running" && summary.perMinute !== null && sealed < (total ?? Infinity)
+          ? ["Rate", `${number(summary.perMinute, 1)} / min`, summary.secondsLeft !== null && `${seconds(summary.secondsLeft)} left`]
           : ["Wall time", seconds(wall), `${count(summary.turns)} turns, ${count(summary.tools)} tool calls`],
       ]} />
     </section>
@@ -182,7 +182,7 @@ function InFlight({ summary }: { summary: Summary }) {
 const KINDS: Record<string, string> = {
   Masked: "lost or not gradable; excluded from training", Exception: "the agent's own code raised",
   Tool: "a tool's own code raised, and the model saw the error", Plugin: "a plugin's own code raised",
-  Verifier: "the verifier wrote no usable report; the reward counts", Stopped: "the policy ended so; the reward counts", Cheat: "left out of the grading",
+  Verifier: "the verifier raised or wrote no usable report; the reward counts", Stopped: "the policy ended so; the reward counts", Cheat: "left out of the grading",
 };
 
 const TRACEBACKS: Record<string, (result: NonNullable<RolloutPage["result"]>) => string | undefined> = {
@@ -234,7 +234,7 @@ function Filter({ summary, filter, wrong }: { summary: Summary; filter: string; 
   return (
     <form class="filters" role="search" onSubmit={(event) => { event.preventDefault(); setQuery({ where: text || null }); }}>
       <label class="grow"><span>Filter</span>
-        <input ref={input} type="search" id="filter" value={text} list="examples" autocomplete="off" spellcheck={false} aria-invalid={Boolean(wrong)} aria-describedby="filter-note"
+        <input ref={input} type="search" id="filter" value={text} autocomplete="off" spellcheck={false} aria-invalid={Boolean(wrong)} aria-describedby="filter-note"
           placeholder={'reward < 0.5 and tag == "hard" and tools > 20, or words  ( / )'} onInput={(event) => change(event.currentTarget.value)} /></label>
       {filter && <button type="button" onClick={() => change("")}>Clear</button>}
       {filter && <Copy text={location.href} label="Copy link" />}

@@ -32,7 +32,7 @@ export type Summary = {
   parts: { name: string; median: number; p95: number; share: number }[];
   labels: { label: string; graded: number; mean: number }[]; causes: Cause[]; perMinute: number | null; secondsLeft: number | null;
 };
-export type Call = { name: string; arguments?: [string, string][]; result?: string | null; error?: boolean; seconds?: number; diff?: string };
+export type Call = { name: string; arguments?: [string, string][]; result?: string | null; error?: boolean; seconds?: number; diff?: string; traceback?: string | null };
 export type Step = {
   role: string; text?: string; turn?: number | null; reasoning?: string; calls?: Call[]; seconds?: number; tokens?: [number, number];
 };
