@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from agent_runtime.engine.branching.sources import find_origins
-from agent_runtime.engine.check import check_job
+from agent_runtime.engine.check import CheckRow, check_job
 from agent_runtime.engine.opening import RunEnvironment, about_services, check_tasks, missing_programs
 from agent_runtime.engine.validation import wrong_fields
 from agent_runtime.environments.pool import EnvironmentPool
@@ -23,7 +23,18 @@ from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
 from rolloutctl.errors import MANIFEST_HELP, CommandError, Exit
 from rolloutctl.manifest import describe, read_manifest
-from rolloutctl.ui.console import Form, FormOption, amount, answer_json, answer_table, err, harmless, number, out, say
+from rolloutctl.ui.console import (
+    Form,
+    FormOption,
+    amount,
+    answer_json,
+    answer_table,
+    answer_text,
+    err,
+    number,
+    out,
+    say,
+)
 
 ManifestArgument = Annotated[Path, typer.Argument(help="File with a RolloutJob, YAML or JSON.")]
 ProviderOption = Annotated[
@@ -118,34 +129,27 @@ async def check(manifest: ManifestArgument, provider: ProviderOption = None, for
     _warn(loaded.warnings)
     with err.status("Running each task's solution, and an agent that does nothing…"):
         rows = await check_job(job, loaded.tasks, base_dir=base_dir, environ=os.environ, provider=provider)
-    wrong = [row for row in rows if not row.ok]
     if form is Form.JSON:
         answer_json([asdict(row) for row in rows])
     else:
-        answer_table(
-            "",
-            ["task", "agent", "reward", "outcome", "", "message"],
-            [
-                [
-                    row.task,
-                    row.agent,
-                    number(row.reward),
-                    row.outcome,
-                    Text("ok", "green") if row.ok else Text("wrong", "bold red"),
-                    row.message,
-                ]
-                for row in rows
-            ],
-            right=["reward"],
-        )
-        for row in wrong:
-            if row.output:
-                out.print(Text(f"Verifier output of {row.task}, agent {row.agent}:", "bold"))
-                out.print(Text(harmless(row.output)), soft_wrap=True)
-        say(f"{len(rows) - len(wrong)} of {len(rows)} checks passed.")
-        if shared := [row.task for row in rows if row.only_shared]:
-            say(f"Only mode Shared can grade {', '.join(shared)}; in it, an agent could forge its reward.", "yellow")
-    raise typer.Exit(Exit.FAILED if wrong else Exit.OK)
+        _print(rows)
+    raise typer.Exit(Exit.OK if all(row.ok for row in rows) else Exit.FAILED)
+
+
+def _print(rows: Sequence[CheckRow]) -> None:
+    verdicts = {True: Text("ok", "green"), False: Text("wrong", "bold red")}
+    cells: list[list[str | Text]] = [
+        [row.task, row.agent, number(row.reward), row.outcome, verdicts[row.ok]] for row in rows
+    ]
+    answer_table("", ["task", "agent", "reward", "outcome", ""], cells, right=["reward"], optional=["outcome"])
+    for row in rows:
+        if row.message:
+            answer_text(f"{row.task}, agent {row.agent}: {row.message}")
+        if row.output:
+            answer_text(f"The verifier's output:\n{row.output}")
+    say(f"{sum(row.ok for row in rows)} of {len(rows)} checks passed.")
+    if shared := [row.task for row in rows if row.only_shared]:
+        say(f"Only mode Shared can grade {', '.join(shared)}; in it, an agent could forge its reward.", "yellow")
 
 
 def _warn(warnings: Sequence[TaskProblem]) -> None:

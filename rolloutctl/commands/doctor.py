@@ -33,6 +33,9 @@ from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, s
 OPERATOR_LABELS = "app.kubernetes.io/name=agent-rollouts,app.kubernetes.io/component=operator"
 """The chart's labels, which cannot change between versions."""
 
+ISOLATE_MORE = "set sandbox.image, use --provider Container, or run the job in a cluster"
+"""What a task needs if it must not see or use what a warning names."""
+
 ANSWER_SECONDS = 15
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """Only the metadata of a Secret is read, never its contents."""
@@ -80,10 +83,17 @@ async def _examine_machine() -> list[Finding]:
         try:
             await provider.open()
         except SandboxFailure as failure:
-            return [Finding(State.FAIL, "sandbox", str(failure), "docs/workspaces.md lists the requirements")]
+            return [
+                Finding(
+                    State.FAIL,
+                    "sandbox",
+                    str(failure),
+                    "use --provider Container, or correct this (docs/workspaces.md)",
+                )
+            ]
         finally:
             await provider.close()
-    kept = [Finding(State.WARN, "isolation", warning, "docs/workspaces.md") for warning in provider.warnings]
+    kept = [Finding(State.WARN, "isolation", warning, ISOLATE_MORE) for warning in provider.warnings]
     return [Finding(State.OK, "sandbox", "the executor starts and creates workspaces"), *kept]
 
 

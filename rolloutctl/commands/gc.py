@@ -12,7 +12,7 @@ from agent_runtime.recording.gc import Plan, Run, collect
 from rolloutctl.completion import DEFAULT_OUTPUT
 from rolloutctl.errors import CommandError
 from rolloutctl.runs import WhereArgument, open_place
-from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, say
+from rolloutctl.ui.console import Form, FormOption, amount, answer_json, answer_table, say
 
 DAY_SECONDS = 24 * 3600.0
 
@@ -62,9 +62,9 @@ def _print(plan: Plan, deleted: bool) -> None:
     ]
     answer_table("", ["run", "last write", "size", ""], rows, right=["size"])
     megabytes = (sum(run.bytes for run in plan.delete) + sum(layer.size for layer in plan.layers)) / 1e6
-    layers = f" and {len(plan.layers)} layers of workspaces" if plan.layers else ""
+    layers = f" and {amount(len(plan.layers), 'layer')} of workspaces" if plan.layers else ""
     say(
-        f"{len(plan.delete)} runs{layers}, {megabytes:.1f} MB {gone}."
+        f"{amount(len(plan.delete), 'run')}{layers}, {megabytes:.1f} MB {gone}."
         + ("" if deleted else " Use --delete to delete them.")
     )
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_runtime.engine.check import CheckRow
+from rolloutctl.commands.check import _print
 from rolloutctl.ui.console import answer_described, answer_table, out, program
 
 
@@ -40,6 +42,17 @@ def test_described_rows_are_paragraphs_on_a_narrow_terminal(
     monkeypatch.setattr(out, "_width", 60)
     answer_described("", ["field", "form", "default", "meaning"], [["seed", "integer", "0", "Seed of all randomness."]])
     assert capsys.readouterr().out == "seed  form: integer; default: 0\n  Seed of all randomness.\n"
+
+
+def test_check_breaks_no_word_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(out, "_width", 60)
+    name, message = "fix-the-parser", f"expected reward 1: {'a report was not written ' * 9}"
+    _print([CheckRow(name, "Oracle", 0.25, "Completed", False, message, output="KeyError")])
+    printed = capsys.readouterr().out
+    for word in (name, "reward", "Completed", "Oracle", message, "KeyError"):
+        assert word in printed
 
 
 def test_a_long_name_is_broken_before_columns_are_left_out(
