@@ -1,6 +1,8 @@
 """`agent_rollouts` is what users import; removing a name breaks their programs."""
 
+import contextlib
 import importlib
+import inspect
 import pkgutil
 import re
 import subprocess
@@ -25,6 +27,20 @@ def test_public_names_change_only_on_purpose() -> None:
         if module.name != NEEDS_VERL:
             names += [f"{module.name}.{name}" for name in importlib.import_module(module.name).__all__]
     assert sorted(names) == SURFACE.read_text().split(), f"a change on purpose is written to {SURFACE.name} too"
+
+
+def test_public_functions_take_no_environment() -> None:
+    for qualified in SURFACE.read_text().split():
+        module, _, name = qualified.rpartition(".")
+        public = getattr(importlib.import_module(module), name)
+        methods = (
+            [member for key, member in vars(public).items() if not key.startswith("_")]
+            if isinstance(public, type)
+            else []
+        )
+        for function in (public, *methods):
+            with contextlib.suppress(TypeError, ValueError):  # not a function, or one without a signature
+                assert "environ" not in inspect.signature(function).parameters, qualified
 
 
 def test_documentation_and_examples_import_only_the_public_package() -> None:

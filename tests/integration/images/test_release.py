@@ -53,6 +53,8 @@ def test_the_wheel_runs_the_quickstart_in_an_empty_environment(dist: Path, tmp_p
     rolloutctl = tmp_path / "env" / "bin" / "rolloutctl"
     run(rolloutctl, "init", job, env=alone, cwd=tmp_path)
     assert "mean" in run(rolloutctl, "run", job, env=alone, cwd=tmp_path)
+    run(rolloutctl, "report", "starter", "-o", "report.html", env=alone, cwd=tmp_path)
+    assert '<div id="app">' in (tmp_path / "report.html").read_text(), "the wheel has the pages"
     compiled = "from agent_runtime.executor.init.native import is_compiled; print(is_compiled())"
     assert run(python, "-c", compiled, env=alone, cwd=tmp_path) == "True\n"
 

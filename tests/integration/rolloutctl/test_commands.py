@@ -107,6 +107,8 @@ def test_manifest_of_init_is_valid_and_runs(finished: Shell) -> None:
     assert [(row["agent"], row["ok"]) for row in rows] == [("Oracle", True), ("Nop", True)] * 2
     results = json.loads(finished("results", "starter", "-o", "json").stdout)
     assert [result["reward"] for result in results] == [1, 1, 0, 1, 1, 0]
+    files = [path for path in (finished.folder / "out").rglob("*") if path.is_file()]
+    assert len(files) <= 6 * 5 + 6, "5 files a rollout, and those of the run"
 
 
 def test_init_does_not_overwrite_work(finished: Shell) -> None:

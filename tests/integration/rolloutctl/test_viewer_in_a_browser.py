@@ -124,6 +124,10 @@ async def test_filters_give_the_same_rollouts_in_the_viewer_and_in_the_report(
         await write_report(run, file)
     async with served(runs) as url, browser(f"{url}#/run/{folder_of(runs, 'night-run')}") as tab:
         shown = [await filtered(tab, expression) for expression in EXPRESSIONS]
+        cheats = len(await filtered(tab, "dropped > 0"))
+        for marked in (".virtual .badge", "#groups .cell"):
+            texts = await tab.run(f"[...document.querySelectorAll('{marked}')].map((e) => e.textContent).join()")
+            assert (texts.count("cheat?") or texts.count("⚑")) == cheats
         assert tab.problems == []
         await tab.run(f"location.hash = '/run/{folder_of(runs, 'night-run')}?where=rewrad%20%3C%201'")
         await tab.until("document.querySelector('.wrong').textContent.startsWith('rewrad is not a field')")

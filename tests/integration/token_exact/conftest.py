@@ -32,7 +32,7 @@ async def connect() -> AsyncIterator[Connect]:
     async def open_one(
         server: VllmStandIn, *, check: bool = True, seconds: float = 20, **changes: Any
     ) -> InferenceClient:
-        settings: dict[str, Any] = {"headers": {}, "key_origin": "nowhere", "call_seconds": seconds}
+        settings: dict[str, Any] = {"headers": {}, "key_origin": "", "call_seconds": seconds}
         base_url, name = changes.pop("base_url", f"{server.url}/v1"), changes.pop("name", "policy")
         model = InferenceClient(base_url, name, **settings | changes)
         opened.append(model)

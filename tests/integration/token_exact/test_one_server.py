@@ -397,6 +397,8 @@ async def test_wrong_key_is_reported_with_its_origin(connect: Connect) -> None:
     async with VllmStandIn(api_key="right") as server:
         with pytest.raises(ModelConfigError, match=r"KeyRefused.*Secret model-key"):
             await connect(server, headers={"Authorization": "Bearer wrong"}, key_origin="key k of Secret model-key")
+        with pytest.raises(ModelConfigError, match=r"no API key was sent .*Set model\.endpoint\.apiKeyFrom"):
+            await connect(server)
         model = await connect(server, headers={"Authorization": "Bearer right"})
         assert model.token_capture == "Tokens"
 

@@ -1,9 +1,13 @@
 """Means and pass rates leave out masked rollouts, and do not exist without graded ones."""
 
+import re
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_api.records import Outcome, Result, StopReason
+from rolloutctl.commands.results import print_results
 from rolloutctl.ui.figures import group_figures
 
 
@@ -35,6 +39,11 @@ def test_masked_rollouts_count_for_no_mean() -> None:
 def test_a_group_without_a_verifier_has_no_mean() -> None:
     (group,) = group_figures([result(0, None), result(1, None)], k=2)
     assert (group.mean, group.std, group.pass_at_1, group.pass_at_k) == (None, None, None, None)
+
+
+def test_worst_group_is_the_first_row(capsys: pytest.CaptureFixture[str]) -> None:
+    print_results("run", [result(index, index // 4 / 2) for index in (4, 8, 0)], total=3, group_size=1)
+    assert re.findall("task-[0-9]", capsys.readouterr().out) == ["task-0", "task-1", "task-2"]
 
 
 rewards = st.lists(st.none() | st.sampled_from([0.0, 0.25, 1.0]), max_size=40)
