@@ -1,10 +1,11 @@
 """The runner's half of a policy update: when calls may start, and the policy version of each token. Pure.
 
-If a request overlaps with an update, vLLM does not report the policy of each token, so it is derived from the order of
-events. The operator closes the gate and pauses all servers. It waits until this runner acknowledges that its streams
-are silent, or adds it to `policy.mixed` after 10 s. Only then it loads the new policy. So tokens before the
-acknowledgement have the old version. Tokens after it have the version that is current when the gate opens again. If a
-runner has missed an update, all later tokens of its running streams are unknown: they may have waited in their sockets.
+Servers older than vLLM 0.32 do not report the policy of each token, so it is derived from the order of events. The operator
+closes the gate and pauses all servers. It waits until this runner acknowledges that its streams are silent, or adds it to
+`policy.mixed` after 10 s. Only then it loads the new policy. So tokens before the acknowledgement have the old version.
+Tokens after it have the version that is current when the gate opens again. If a runner has missed an update, all later
+tokens of its running streams are unknown: they may have waited in their sockets. Their versions are those that a newer
+server reports, if it does (`token_exact/weight_versions.py`).
 
 Calls to a LoRA adapter have a version each (`fixed`): servers hold several versions of an adapter side by side.
 

@@ -13,6 +13,7 @@ from agent_runtime.models.pool.call import Call
 from agent_runtime.models.pool.fleet import EMPTY_SECONDS, Directory, Fleet
 from agent_runtime.models.pool.server import Engine, Server, refused_limit
 from agent_runtime.models.retries import retry_delay
+from agent_runtime.models.token_exact.weight_versions import completed
 
 CALL_SECONDS = 600.0
 """Time limit without a token, over all attempts of a call: the default of endpoint.callSeconds."""
@@ -137,7 +138,7 @@ class ServedModel(Fleet):
             ids = reply.completion_token_ids
             self._count(call, reply.usage.completion_tokens if ids is None else len(ids))
             await self._settled(call)
-            return replace(reply, policy_spans=call.spans.spans())
+            return replace(reply, policy_spans=completed(call.spans.spans(), reply.policy_spans))
         finally:
             call.release(_now())
             self._gate.end(call.spans)

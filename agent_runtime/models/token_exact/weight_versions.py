@@ -4,7 +4,8 @@ vLLM, docs/serving/online_serving/token_in_token_out.md, "Weight versions" (0.32
 has `weight_versions: [{version, start, end}]`, ranges of its output tokens, in order and without gaps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from rollout_api.records import PolicySpan
@@ -40,3 +41,20 @@ def extended(spans: Sequence[PolicySpan], tokens: int, more: Sequence[PolicySpan
     if not spans and not more:
         return []
     return [*spans, *([PolicySpan(tokens=missing, version=None)] if missing else []), *more]
+
+
+def completed(spans: Sequence[PolicySpan], reported: Sequence[PolicySpan]) -> list[PolicySpan]:
+    """Return the spans, where tokens without a version have the one that the server reported for them.
+
+    Only numbers are versions: a ModelServer's weights have other names while they are loaded or asleep. `reported` is
+    empty, or describes the same tokens.
+    """
+    if not reported or all(span.version is not None for span in spans):
+        return list(spans)
+    pairs = zip(_versions(spans), _versions(reported), strict=True)
+    found = (known if known is not None or not (said or "").isdecimal() else said for known, said in pairs)
+    return [PolicySpan(tokens=sum(1 for _ in same), version=version) for version, same in groupby(found)]
+
+
+def _versions(spans: Sequence[PolicySpan]) -> Iterator[str | None]:
+    return (span.version for span in spans for _ in range(span.tokens))

@@ -36,7 +36,9 @@ class Operated:
         self._stack = AsyncExitStack()
         self._acknowledged: int | None = None
         self.mixed = False
-        """An update did not wait for this runner, because the machine was too busy."""
+        """An update did not wait for this runner, because the machine was too busy or the runner was cut off."""
+        self.is_cut_off = False
+        """Whether the runner learns nothing of the ModelServer, and acknowledges nothing."""
 
     async def __aenter__(self) -> Self:
         (self._folder / "model").symlink_to(self._server.checkpoint(0))
@@ -150,11 +152,14 @@ class Operated:
         loop = asyncio.get_running_loop()
         last, told = None, 0.0
         while True:
+            self.mixed = self.mixed or ME in self.status.policy.mixed
+            if self.is_cut_off:
+                await asyncio.sleep(0.02)
+                continue
             if self._acknowledged != self.model.acknowledged:
                 self._acknowledged = self.model.acknowledged
                 self._tell()
             asked, status = loop.time(), self.status
-            self.mixed = self.mixed or ME in status.policy.mixed
             if status != last or asked - told > CONFIRM_SECONDS:
                 last, told = status, asked
                 yield View(status, asked)

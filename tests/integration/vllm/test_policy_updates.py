@@ -102,6 +102,22 @@ async def test_update_loses_no_call_and_records_the_version_of_each_token(
     assert following.usage.cached_tokens == 0
 
 
+async def test_runner_that_missed_an_update_records_the_versions_that_the_server_reports(
+    server: InferenceServer, served: Operated
+) -> None:
+    call = asyncio.create_task(served.model.complete(request(tokens=server.long_answer, session="s-cut-off")))
+    await until_held(server, served, 1)
+    served.is_cut_off = True
+    served.patch(1, uri(server.checkpoint(1)))
+    await served.until(1)
+    assert served.mixed
+    served.is_cut_off = False
+    found = versions(await call)
+    (answer,) = served.recorder.of("s-cut-off")
+    assert set(found) == {"0", "1"}
+    assert found == answer.versions()
+
+
 async def test_gateway_serves_the_digest_of_the_loaded_weights(server: InferenceServer, served: Operated) -> None:
     digests = []
     for version in (1, 2, 3):

@@ -63,6 +63,7 @@ class FakeEngine:
             "stop",
             usage=Usage(completion_tokens=len(progress.ids)),
             completion_token_ids=list(progress.ids) if self.token_capture == "Tokens" else None,
+            policy_spans=list(progress.policy_spans),
         )
 
     def without_effect(self, fields: Mapping[str, Any], *, prompt: bool) -> list[str]:

@@ -16,6 +16,7 @@ from agent_runtime.models.pool.server import Load, LoadReader, Pressure
 from agent_runtime.models.token_exact.routes import Progress
 from agent_runtime.proxy.chat import PromptModel
 from rollout_api.model_server import Gate
+from rollout_api.records import PolicySpan
 from tests.unit.models.served.fake_fleet import WHOLE, Behaviour, FakeEngine, FakeFleet, request, say, versions
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
@@ -119,6 +120,30 @@ async def test_tokens_from_a_server_that_has_just_left_are_not_of_the_version_th
     reply = await asyncio.wait_for(call, 10)
     assert reply.completion_token_ids == WHOLE
     assert versions(reply) == [(2, "0"), (2, None), (2, "1")]
+
+
+@pytest.mark.parametrize(("name", "recorded"), [("1", "1"), ("loading-1", None), ("asleep-1", None), ("default", None)])
+async def test_versions_that_the_gate_does_not_know_are_those_that_the_server_reports(
+    fleet: FakeFleet, name: str, recorded: str | None
+) -> None:
+    model, go_on = await fleet.open("server-0"), asyncio.Event()
+
+    async def answer(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
+        await say(engine, progress, on_tokens, upto=2)
+        await go_on.wait()
+        await say(engine, progress, on_tokens)
+        # The gate knows the first two versions, so the report does not count for them.
+        progress.policy_spans = [PolicySpan(tokens=1, version="9"), PolicySpan(tokens=2, version="0")]
+        progress.policy_spans += [PolicySpan(tokens=3, version=name)]
+
+    fleet.engine("server-0").behaviour = answer
+    call = asyncio.create_task(model.complete(request()))
+    await until(lambda: fleet.engine("server-0").asked)
+    await asyncio.sleep(0.02)
+    await fleet.tell("server-0", gate="Shut", target=1, update=1, paused=True, mixed=["uid/0"])
+    await fleet.tell("server-0", gate="Open", current=1, paused=False)
+    go_on.set()
+    assert versions(await asyncio.wait_for(call, 10)) == [(3, "0"), (3, recorded)]
 
 
 @pytest.mark.parametrize("told_by", ["status", "metrics"])

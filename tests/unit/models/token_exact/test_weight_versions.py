@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.token_exact.weight_versions import UNLABELLED, extended, reported_spans
+from agent_runtime.models.token_exact.weight_versions import UNLABELLED, completed, extended, reported_spans
 from rollout_api.records import PolicySpan
 
 parts = st.lists(st.tuples(st.integers(1, 50), st.sampled_from(["7", "8", UNLABELLED])), max_size=5)
@@ -44,6 +44,14 @@ def test_tokens_of_a_broken_stream_without_a_version_have_none(
         assert whole == [*versions(known), *[None] * lost, *versions(more)]
     else:
         assert whole == [], "a server that says nothing of versions leaves every token as it was sampled"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["7", None]), st.sampled_from(["7", "8", "loading-8", "asleep-8", None]))))
+def test_unknown_versions_are_completed_by_reported_numbers_alone(tokens: list[tuple[str | None, str | None]]) -> None:
+    known, reported = ([PolicySpan(tokens=1, version=pair[index]) for pair in tokens] for index in (0, 1))
+    expected = [said if mine is None and said in ("7", "8") else mine for mine, said in tokens]
+    assert versions(completed(known, reported)) == expected
+    assert completed(known, []) == known
 
 
 @pytest.mark.parametrize(
