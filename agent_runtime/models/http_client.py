@@ -18,7 +18,7 @@ from yarl import URL
 from agent_runtime.executor.timing import working_timeout
 from agent_runtime.models.answers import whole
 from agent_runtime.models.base import RATE_LIMITED, CallHealth, ModelConfigError, ModelError
-from agent_runtime.models.refusals import error_text, final_refusal, is_error, refusal, status_of_error
+from agent_runtime.models.refusals import config_refusal, error_text, final_refusal, is_error, refusal, status_of_error
 from agent_runtime.models.retries import is_transient, retry_delay
 from rollout_api.cluster import POLICY_VERSION_HEADER, SERVER_NOT_READY
 from rollout_api.nesting import read_json
@@ -181,7 +181,7 @@ class JsonClient:
                         if not isinstance(received, Answer) or received.status < 300:
                             health.note(None)
                             return received
-                        self._raise_for(received)
+                        self._raise_for(received, path)
                         if not is_transient(received.status):
                             return received
                         reason = _reason(received)
@@ -273,7 +273,7 @@ class JsonClient:
             )
         return self._session
 
-    def _raise_for(self, answer: Answer) -> None:
+    def _raise_for(self, answer: Answer, path: str = "") -> None:
         if answer.status < 400:
             raise ModelConfigError(
                 "Redirected",
@@ -281,6 +281,8 @@ class JsonClient:
             )
         if (own := self.own_refusal(answer)) is not None:
             raise own
+        if answer.status == 403 and (unfit := config_refusal(f"{self.base_url}{path}", answer.error)) is not None:
+            raise unfit
         if answer.status in (401, 403):
             cause = f"the API key from {self._key_origin}" if self._key_origin else "the request: no API key was sent"
             advice = "" if self._key_origin else _NO_KEY_ADVICE

@@ -24,6 +24,7 @@ CONTEXT_WORDING = re.compile(
     re.IGNORECASE,
 )
 NO_TOOL_PARSER = re.compile(r"--enable-auto-tool-choice|--tool-call-parser", re.IGNORECASE)  # vLLM
+SCALE_OUT_OFF = re.compile(r"--enable-scale-out", re.IGNORECASE)  # vLLM 0.32, entrypoints/scale_out/factories.py
 TEXT_ALONE = re.compile(
     r"is not a multimodal model|at most 0 (image|audio|video)"  # vLLM
     r"|(image|multimodal)[^.]*not supported|(not|n't) support[^.]*(image|multimodal)",  # SGLang, llama.cpp, OpenAI
@@ -109,6 +110,8 @@ def config_refusal(where: str, error: str) -> ModelConfigError | None:
             "--tool-call-parser "
             "(toolCallParser of a ModelServer), or give the agent no tools",
         )
+    if SCALE_OUT_OFF.search(error):
+        return ModelConfigError("NoTokenRoutes", f"{where} is disabled; start vLLM with --enable-scale-out")
     if TEXT_ALONE.search(error):
         return ModelConfigError(
             "TextModel",

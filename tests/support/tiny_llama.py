@@ -10,7 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from tests.support.vllm_server.template import TOOLS_FORM, TOOLS_INTRODUCTION
+from tests.support.vllm_server.reasoning_parser import CLOSE, OPEN
+from tests.support.vllm_server.template import GENERATION_PROMPT, TOOLS_FORM, TOOLS_INTRODUCTION
 from tests.support.vllm_server.tokenizer import END_OF_TEXT, TURN_END, TURN_START, WORDS, tokenizer
 
 MAX_MODEL_LEN = 8192
@@ -38,6 +39,11 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- TURN_START ~ 'assistant\\n' -}}{%- endif -%}"
 )
+RESPONSE_TEMPLATE = {
+    "start_anchor": GENERATION_PROMPT,
+    "fields": {"thinking": {"open": OPEN, "close": CLOSE}, "content": {"close": TURN_END}},
+}
+"""How vLLM's parser `hf` reads an answer."""
 
 
 def chat_template() -> str:
@@ -76,6 +82,7 @@ def write_tokenizer(folder: Path) -> None:
         "model_max_length": MAX_MODEL_LEN,
         "clean_up_tokenization_spaces": False,
         "chat_template": chat_template(),
+        "response_template": RESPONSE_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 

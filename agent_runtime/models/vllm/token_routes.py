@@ -49,11 +49,11 @@ class VllmRoutes(TokenRoutes):
         """See `TokenRoutes`."""
         body = {
             "model": self._name,
-            "generate_response": _generated(ids, finish),
+            # With the whole prompt: it may have opened the reasoning, and a parser reads it only here (vLLM 0.32,
+            # vllm/renderers/online_derenderer.py: _derender_chat).
+            "generate_response": {**_generated(ids, finish), "prompt_token_ids": list(prompt)},
             "prompt_tokens": len(prompt),
-            # The whole prompt: a reasoning parser searches it for the token that begins the reasoning (vLLM 0.32,
-            # vllm/reasoning/basic_parsers.py: is_reasoning_end).
-            "prompt_token_ids": list(prompt),
+            "prompt_token_ids": prompt[-SEEDING_TOKENS:],
             "chat_request": {**chat, "stream": False},
         }
         return parse_completion(await self._post(DERENDER, body, options))

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,9 +27,12 @@ REPOSITORY = Path(__file__).parents[3]
 MODEL = "policy"
 MAX_NUM_SEQS = 8
 """A small number, so that requests wait and priorities have an effect."""
-FLAGS = (
+PLAIN_FLAGS = (
     *("--served-model-name", MODEL, "--host", "127.0.0.1", "--max-model-len", str(MAX_MODEL_LEN)),
     *("--enforce-eager", "--dtype", "float32", "--max-num-seqs", str(MAX_NUM_SEQS)),
+)
+FLAGS = (
+    *PLAIN_FLAGS,
     *("--enable-scale-out", "--enable-prompt-tokens-details", "--scheduling-policy", "priority"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-lora", "--max-lora-rank", "8"),
     # On a CPU, vLLM applies the adapter in the last slot to calls without one (0.32,
@@ -177,21 +180,27 @@ class InferenceServer:
         return sum(map(float, values))
 
 
-@pytest.fixture(scope="session")
-def vllm_python() -> Path:
-    """The Python of an environment with vLLM."""
-    return installed_vllm_python()
+BOTH = ["stand-in", pytest.param("vLLM", marks=pytest.mark.full)]
+"""Both servers, as parameters of a fixture."""
 
 
-@pytest.fixture(scope="session", params=["stand-in", pytest.param("vLLM", marks=pytest.mark.full)])
+@pytest.fixture(scope="session", params=BOTH)
 def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InferenceServer]:
-    real = request.param == "vLLM"
-    folder = tmp_path_factory.mktemp(request.param)
+    with started_with(FLAGS, request.param, tmp_path_factory) as server:
+        yield server
+
+
+@contextmanager
+def started_with(
+    flags: Sequence[str], kind: str, folders: pytest.TempPathFactory, standin_arguments: str = ""
+) -> Iterator[InferenceServer]:
+    """Start vLLM or its stand-in with these flags, and `standin_arguments`, which vLLM does not have."""
+    real = kind == "vLLM"
+    folder = folders.mktemp(kind)
     if real:
-        python: Path = request.getfixturevalue("vllm_python")
         for version in range(3):
             write_tiny_llama(folder, version)
-        program = [str(python.parent / "vllm"), "serve"]
+        program = [str(installed_vllm_python().parent / "vllm"), "serve"]
     else:
         for version in range(3):
             for weights in (folder / str(version), folder / f"adapter-{version}"):
@@ -200,7 +209,11 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         program = [sys.executable, "-m", "tests.support.vllm_server", "serve"]
     port = free_port()
     server = InferenceServer(real, f"http://127.0.0.1:{port}", folder, log=folder / "log")
-    with serving(server, [*program, server.checkpoint(0), *FLAGS, "--port", str(port)], ENVIRONMENT):
+    environment = ENVIRONMENT | {"STANDIN_ARGS": f"{ENVIRONMENT['STANDIN_ARGS']} {standin_arguments}"}
+    with serving(server, [*program, server.checkpoint(0), *flags, "--port", str(port)], environment):
+        # The first answer of an engine may take longer than a client waits.
+        first = server.post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 2}, seconds=START_SECONDS)
+        asyncio.run(first)
         yield server
 
 
@@ -248,10 +261,19 @@ async def recorder(server: InferenceServer) -> AsyncIterator[Recorder]:
 @pytest.fixture
 async def model(recorder: Recorder) -> AsyncIterator[InferenceClient]:
     """Our own client of the server, through the recorder."""
-    client = InferenceClient(f"{recorder.url}/v1", MODEL, headers={}, key_origin="", call_seconds=ASK_SECONDS)
-    await client.check()
-    yield client
-    await client.close()
+    async with client_of(recorder.url) as client:
+        yield client
+
+
+@asynccontextmanager
+async def client_of(url: str) -> AsyncIterator[InferenceClient]:
+    """Our own client of a server, checked."""
+    client = InferenceClient(f"{url}/v1", MODEL, headers={}, key_origin="", call_seconds=ASK_SECONDS)
+    try:
+        await client.check()
+        yield client
+    finally:
+        await client.close()
 
 
 async def _wait_until_it_serves(server: InferenceServer, process: subprocess.Popen[bytes]) -> None:

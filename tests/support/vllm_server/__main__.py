@@ -43,6 +43,7 @@ def parse(given: list[str]) -> argparse.Namespace:
     as_vllm.add_argument("--scheduling-policy", default="fcfs", choices=("fcfs", "priority"))
     as_vllm.add_argument("--enable-auto-tool-choice", action="store_true")
     as_vllm.add_argument("--tool-call-parser")
+    as_vllm.add_argument("--reasoning-parser")
     as_vllm.add_argument("--nnodes", type=int, default=1)
     as_vllm.add_argument("--master-addr", default="127.0.0.1")
     as_vllm.add_argument("--master-port", type=int, default=MASTER_PORT)
@@ -57,7 +58,7 @@ def parse(given: list[str]) -> argparse.Namespace:
     own.add_argument("--transfer-port", type=int, default=0, help="where a trainer's tensors come in")
     own.add_argument("--kv-blocks", type=int, default=65536)
     own.add_argument("--keep-served", type=int, default=20_000, help="requests in the record")
-    own.add_argument("--no-scale-out", action="store_true", help="no render, derender and generate")
+    own.add_argument("--no-scale-out", action="store_true", help="render, derender and generate are disabled")
     own.add_argument("--no-weight-checker", action="store_true", help="no /weight_checker, as in any release so far")
     own.add_argument(
         "--weight-versions", action="store_true", help="generate says which weights made what, as since 0.30"
@@ -94,6 +95,7 @@ async def serve(arguments: argparse.Namespace, flags: list[str]) -> None:
         weight_checker=not arguments.no_weight_checker,
         weight_versions=arguments.weight_versions,
         tool_parser=arguments.enable_auto_tool_choice and bool(arguments.tool_call_parser),
+        reasoning_parser=arguments.reasoning_parser,
         drops_streamed_ids=not arguments.keeps_streamed_ids,
         priority_scheduling=arguments.scheduling_policy == "priority",
         max_num_seqs=arguments.max_num_seqs,

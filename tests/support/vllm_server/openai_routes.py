@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from tests.support.vllm_server import answering, asking
+from tests.support.vllm_server import answering, asking, reasoning_parser
 from tests.support.vllm_server.answering import AnswerText
 from tests.support.vllm_server.context import server_of
 from tests.support.vllm_server.engine import Request
@@ -60,7 +60,8 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
         return await answering.stream(server, http, request, _chat_events(server, body, request, wanted))
     await answering.whole(server, http, request)
     with_tools = takes_tools(server, body)
-    message, called = chat_message(answering.text_of(request), with_tools=with_tools)
+    before = tokenizer().decode(request.prompt_ids, special=True) if server.reasoning_parser is not None else None
+    message, called = chat_message(answering.text_of(request), before, with_tools=with_tools)
     as_ids = bool(body.get("return_tokens_as_token_ids"))
     choice = {
         "index": 0,
@@ -89,9 +90,13 @@ def takes_tools(server: VllmStandIn, body: Mapping[str, Any]) -> bool:
     return bool(server.tool_parser and body.get("tools")) and body.get("tool_choice") != "none"
 
 
-def chat_message(text: str, *, with_tools: bool) -> tuple[dict[str, Any], bool]:
-    """Return the message of a text, and whether it calls tools. Ids of calls are new each time, as in vLLM."""
-    content, calls = parse(text) if with_tools else (text, [])
+def chat_message(text: str, prompt: str | None, *, with_tools: bool) -> tuple[dict[str, Any], bool]:
+    """Return the message of a text, and whether it calls tools. Ids of calls are new each time, as in vLLM.
+
+    `prompt` is the text before it, if reasoning is parsed.
+    """
+    reasoning, content = (None, text) if prompt is None else reasoning_parser.parse(prompt, text)
+    content, calls = parse(content) if with_tools and content else (content, [])
     message = {
         "role": "assistant",
         "content": content,
@@ -100,7 +105,7 @@ def chat_message(text: str, *, with_tools: bool) -> tuple[dict[str, Any], bool]:
         "audio": None,
         "function_call": None,
         "tool_calls": [{"id": call_id(), "type": "function", "function": call} for call in calls],
-        "reasoning": None,
+        "reasoning": reasoning,
     }
     return message, bool(calls)
 

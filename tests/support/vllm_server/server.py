@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 from aiohttp import web
@@ -33,11 +33,12 @@ class VllmStandIn:
     model: name under which it serves. max_model_len: tokens. script: what is answered, else words made from the prompt.
     tokens_per_second: of each request, None for as fast as it can. load_seconds: what loading weights takes.
     abort_seconds: how long the engine goes on for a client that has gone. base_version: version of the weights that it
-    starts and restarts with. scale_out: whether render, derender and generate are there. weight_checker: whether that
+    starts and restarts with. scale_out: whether render, derender and generate are enabled. weight_checker: whether that
     route is there. weight_versions: answers of generate say which weights made them, as 0.32 and newer do.
-    tool_parser: whether tool calls are parsed. drops_streamed_ids: streamed chat with tools loses ids, as before vLLM's pull
-    request 29074. max_num_seqs: requests that run at once. kv_blocks: of 16 tokens. keep_served: how many requests the
-    record keeps. transfer_port: where a trainer's tensors come in, 0 for any.
+    tool_parser: whether tool calls are parsed. reasoning_parser: any name: reasoning is parsed in whole answers.
+    drops_streamed_ids: streamed chat with tools loses ids, as before vLLM's pull request 29074. max_num_seqs: requests
+    that run at once. kv_blocks: of 16 tokens. keep_served: how many requests the record keeps. transfer_port: where a
+    trainer's tensors come in, 0 for any.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class VllmStandIn:
         weight_checker: bool = True,
         weight_versions: bool = False,
         tool_parser: bool = True,
+        reasoning_parser: str | None = None,
         drops_streamed_ids: bool = True,
         priority_scheduling: bool = True,
         max_num_seqs: int = 256,
@@ -68,7 +70,8 @@ class VllmStandIn:
     ) -> None:
         self.model, self.max_model_len, self.api_key, self.script = model, max_model_len, api_key, script
         self.tokens_per_second, self.load_seconds, self.abort_seconds = tokens_per_second, load_seconds, abort_seconds
-        self.base_version, self.scale_out, self.tool_parser = base_version, scale_out, tool_parser
+        self.base_version, self.scale_out = base_version, scale_out
+        self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
         self.weight_checker, self.weight_versions = weight_checker, weight_versions
         self.drops_streamed_ids, self.priority_scheduling = drops_streamed_ids, priority_scheduling
         self.max_num_seqs, self.kv_blocks = max_num_seqs, kv_blocks
@@ -95,11 +98,10 @@ class VllmStandIn:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    def routes(self) -> Iterator[web.RouteTableDef]:
+    def routes(self) -> Iterator[Iterable[web.AbstractRouteDef]]:
         """Return the server's routes."""
         yield from (openai_routes.routes, token_routes.routes, control_routes.routes)
-        if self.scale_out:
-            yield token_routes.scale_out_routes
+        yield token_routes.scale_out_routes if self.scale_out else token_routes.disabled_routes
         if self.weight_checker:
             yield control_routes.weight_checker_routes
 

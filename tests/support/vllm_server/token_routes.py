@@ -45,6 +45,12 @@ SAMPLING = (
 )
 
 
+async def disabled_scale_out(_: web.Request) -> web.Response:
+    """vLLM 0.32, vllm/entrypoints/scale_out/factories.py: register_scale_out_api_routers."""
+    message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+    raise ApiError(message, 403, "PermissionDeniedError")
+
+
 @routes.post("/tokenize")
 async def tokenize(http: web.Request) -> web.Response:
     """vLLM 0.26, vllm/entrypoints/serve/tokenize/api_router.py: tokenize; takes a prompt's text, or messages and tools."""
@@ -196,13 +202,17 @@ async def derender_chat(http: web.Request) -> web.Response:
     if not isinstance(generated, dict):
         raise ApiError("generate_response: Field required", param="generate_response")
     _no_stream(body)
-    if server.tool_parser and asked is None:
+    has_parser = server.tool_parser or server.reasoning_parser is not None
+    if has_parser and asked is None:
         raise ApiError("chat_request is required when a tool or reasoning parser is configured", param="chat_request")
     choices: list[dict[str, Any]] = []
+    before = None
+    if server.reasoning_parser is not None:
+        before = tokenizer().decode(generated.get("prompt_token_ids") or [], special=True)
     for choice, ids in _generated(server, generated):
         # For its parser it decodes special tokens as well, the one that closed the answer among them.
-        text = TextStream(tokenizer(), special=bool(server.tool_parser)).feed(ids)
-        message, _ = chat_message(text, with_tools=takes_tools(server, asked or {}))
+        text = TextStream(tokenizer(), special=has_parser).feed(ids)
+        message, _ = chat_message(text, before, with_tools=takes_tools(server, asked or {}))
         choices.append(
             {
                 "index": choice.get("index", 0),
@@ -214,9 +224,6 @@ async def derender_chat(http: web.Request) -> web.Response:
             }
         )
     prompt = int(body.get("prompt_tokens") or 0)
-    # vLLM takes any part of the prompt, and its reasoning parsers then take content for reasoning.
-    if body.get("prompt_token_ids") is not None and len(body["prompt_token_ids"]) != prompt:
-        raise ApiError("the stand-in takes all ids of the prompt or none", param="prompt_token_ids")
     return web.json_response(_derendered(server, body, [generated], "chat.completion", choices, prompt))
 
 
@@ -288,3 +295,9 @@ def _derendered(
         "prompt_logprobs": None,
         "kv_transfer_params": None,
     }
+
+
+disabled_routes = [
+    web.post(route.path, disabled_scale_out) for route in scale_out_routes if isinstance(route, web.RouteDef)
+]
+"""What is there instead of `scale_out_routes` without `--enable-scale-out`."""
