@@ -12,6 +12,7 @@ from tests.integration.vllm.test_policy_updates import (  # noqa: F401
     first_tokens,
     test_client_that_leaves_the_gateway_ends_its_request,
     test_gateway_serves_the_digest_of_the_loaded_weights,
+    test_runner_that_missed_an_update_records_the_versions_that_the_server_reports,
     test_update_loses_no_call_and_records_the_version_of_each_token,
     test_version_0_is_served_again_after_an_update,
     uri,
