@@ -18,7 +18,7 @@ from yarl import URL
 from agent_runtime.executor.timing import working_timeout
 from agent_runtime.models.answers import whole
 from agent_runtime.models.base import RATE_LIMITED, CallHealth, ModelConfigError, ModelError
-from agent_runtime.models.refusals import config_refusal, error_text, final_refusal, is_error, refusal, status_of_error
+from agent_runtime.models.refusals import disabled_route, error_text, final_refusal, is_error, refusal, status_of_error
 from agent_runtime.models.retries import is_transient, retry_delay
 from rollout_api.cluster import POLICY_VERSION_HEADER, SERVER_NOT_READY
 from rollout_api.nesting import read_json
@@ -281,8 +281,8 @@ class JsonClient:
             )
         if (own := self.own_refusal(answer)) is not None:
             raise own
-        if answer.status == 403 and (unfit := config_refusal(f"{self.base_url}{path}", answer.error)) is not None:
-            raise unfit
+        if answer.status == 403 and (disabled := disabled_route(f"{self.base_url}{path}", answer.error)) is not None:
+            raise disabled
         if answer.status in (401, 403):
             cause = f"the API key from {self._key_origin}" if self._key_origin else "the request: no API key was sent"
             advice = "" if self._key_origin else _NO_KEY_ADVICE

@@ -110,12 +110,17 @@ def config_refusal(where: str, error: str) -> ModelConfigError | None:
             "--tool-call-parser "
             "(toolCallParser of a ModelServer), or give the agent no tools",
         )
-    if SCALE_OUT_OFF.search(error):
-        return ModelConfigError("NoTokenRoutes", f"{where} is disabled; start vLLM with --enable-scale-out")
     if TEXT_ALONE.search(error):
         return ModelConfigError(
             "TextModel",
             f"{where} accepts only text, but a message has other content: {error}; use a model that supports it, or an "
             "agent that sends text",
         )
+    return None
+
+
+def disabled_route(where: str, error: str) -> ModelConfigError | None:
+    """Return the error for a 403 of vLLM that concerns no key: its token routes are off. None for others."""
+    if SCALE_OUT_OFF.search(error):
+        return ModelConfigError("NoTokenRoutes", f"{where} is disabled; start vLLM with --enable-scale-out")
     return None

@@ -58,14 +58,15 @@ async def test_refused_call_ends_with_the_documented_code_and_what_the_agent_pri
 
 
 async def run_refused(agent: str, folder: Path, arguments: list[str]) -> Result:
-    """Return the result of one rollout, whose agent has these arguments. Its model refuses all calls after the first."""
+    """Return the result of one rollout, whose agent has these arguments. Its model refuses all its calls after the first."""
     environment = await asyncio.to_thread(agent_environment)
 
     def script(prompt: Prompt) -> Answer | str | None:
         if not prompt.session:
             return None
         if is_main(agent, prompt):
-            server.faults.status = 400
+            # A server that refuses a short test request too gives no result.
+            server.faults.status, server.faults.longer_than = 400, 100
         return answer(agent, prompt)
 
     async with VllmStandIn(script=script, max_model_len=400_000) as server:

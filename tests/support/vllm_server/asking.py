@@ -117,7 +117,7 @@ def engine_request(
     demand.
     """
     hit = server.faults.hits()
-    if hit and server.faults.status is not None:
+    if hit and server.faults.status is not None and len(ids) > server.faults.longer_than:
         raise errors.on_demand(server.faults.status, server.faults.retry_after)
     if (sampling.get("n") or 1) != 1:
         raise ApiError("n: the stand-in gives one answer to a request", param="n")

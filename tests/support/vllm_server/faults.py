@@ -25,6 +25,8 @@ class Faults:
     """Number of tokens after which a request gets no more while this is set. The engine still works and answers."""
     status: int | None = None
     """Status with which data routes answer, such as 500, 503 or 429."""
+    longer_than: int = 0
+    """`status` affects only prompts of more tokens, such as all but the client's own test request."""
     retry_after: float | None = None
     """Header Retry-After of that answer, in seconds."""
     drop_after: int | None = None
