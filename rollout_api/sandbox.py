@@ -346,6 +346,8 @@ class SandboxStatus(ApiModel):
     """Workspace mode of the pod."""
     places: SandboxPlaces | None = None
     """Number of workspaces that it hosts."""
+    parking: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Number of its last parking. While Parked is True, the files of this one are in storage."""
 
 
 class Sandbox(ApiModel):

@@ -308,6 +308,11 @@ class Attempt:
         """Whether all calls that change something are refused."""
         self._deletion: asyncio.Task[None] | None = None
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a call is in progress, also one whose caller has disconnected."""
+        return bool(self._calls)
+
     async def raise_fence(self, hold: Hold) -> None:
         """Make `hold` the current one; returns when no call of an older one is in progress. Raises Fenced."""
         if self.fence.raise_to(hold):

@@ -163,10 +163,13 @@ class WorkspaceEntry:
             self.is_freezing = False
             raise
 
-    async def end_processes(self) -> None:
-        """Kill all its processes, including daemons of commands that have ended. Raises WorkspaceFailed."""
+    async def end_processes(self, cause: str) -> None:
+        """Kill all its processes, including daemons of commands that have ended. Commands end with `cause`.
+
+        Raises WorkspaceFailed.
+        """
         with translating():
-            await self.workspace.end_processes("Signal")
+            await self.workspace.end_processes(cause)
 
     async def destroy(self) -> None:
         """Destroy the workspace and all its processes."""
@@ -225,8 +228,8 @@ class Sandbox:
         self.is_draining = False
         self.is_still = False
         """Whether its Sandbox is being parked, so that nothing may change."""
-        self.stills = 0
-        """Number of times that it became still."""
+        self._least_parking = 0
+        """Number of the first parking that is not over."""
         self.uses = 0
         """Number of workspaces created so far, without those that join another."""
         self._folder = folder
@@ -252,9 +255,11 @@ class Sandbox:
 
     def idle_seconds(self) -> float:
         """Return for how long no request was at work and no command ran."""
+        if self.activity.at_work or any(attempt.is_at_work for attempt in self.attempts.values()):
+            return 0.0
         processes = (process for entry in self.workspaces.values() for process in entry.processes.values())
-        last = max(self.activity.last, *(process.last_alive for process in processes))
-        return 0.0 if self.activity.at_work else max(0.0, asyncio.get_running_loop().time() - last)
+        last = max([self.activity.last, *(process.last_alive for process in processes)])
+        return max(0.0, asyncio.get_running_loop().time() - last)
 
     def workspace(self, workspace_id: str) -> WorkspaceEntry:
         """Return a workspace. Raises NotFound."""
@@ -286,11 +291,20 @@ class Sandbox:
         attempt.is_still = self.is_still
         return attempt
 
-    async def set_still(self, is_still: bool) -> None:
-        """Refuse every change from now on, and end all processes; or accept changes again. Returns when no change is in
-        progress.
+    async def set_still(self, is_still: bool, parking: int, if_idle_seconds: float) -> None:
+        """For this parking, refuse every change from now on and end all processes; or end the parking, and accept changes
+        again. Returns when no change is in progress.
+
+        Raises Conflict if the parking is over, because it was ended or there is a later one; and if it would become
+        still, but was used less than `if_idle_seconds` ago.
         """
-        self.stills += is_still and not self.is_still
+        is_over = parking < self._least_parking
+        if is_over and (is_still or self.is_still):
+            raise ApiError("Conflict", f"parking {parking} is over: use number {self._least_parking} or a later one")
+        if is_still and not self.is_still and (idle := self.idle_seconds()) < if_idle_seconds:
+            message = f"it has been idle for {idle:.1f} s, less than {if_idle_seconds:g} s (ifIdleSeconds)"
+            raise ApiError("Conflict", message, idleSeconds=idle)
+        self._least_parking = max(self._least_parking, parking if is_still else parking + 1)
         self.is_still = is_still
         for attempt in self.attempts.values():
             attempt.is_still = is_still
@@ -302,7 +316,7 @@ class Sandbox:
     async def _end_processes(self) -> None:
         live = [entry for entry in self.workspaces.values() if not entry.is_freezing and entry.failure is None]
         # A workspace that does not answer has failed with this call, and is reported as such.
-        await asyncio.gather(*(entry.end_processes() for entry in live), return_exceptions=True)
+        await asyncio.gather(*(entry.end_processes("Parked") for entry in live), return_exceptions=True)
 
     async def create(
         self, attempt: str, made_by: dict[str, Any], spec: WorkspaceSpec, rule: NetworkRule

@@ -1,7 +1,8 @@
 """`python -m agent_runtime.runner.parking`: stores the files of a Sandbox, and brings them back into its next pod.
 
-The operator runs it in pods of their own (docs/parking.md). Every try of a Job may be killed: `store` changes nothing in
-the Sandbox, `restore` begins again, and neither deletes what a parked Sandbox needs.
+The operator runs it in pods of their own (docs/parking.md). Every try of a Job may be killed, or run on long after the
+Job has ended, as on a node that was cut off. So a try decides nothing: each parking has a number, which the operator
+assigns, and a try writes only into the folder of its own number. The operator decides which parking counts.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from rollout_api.cluster import EXECUTOR_PORT, KEY_FILE, RUNNER_FOLDER, executor
 from rollout_api.records import Layer
 
 STATE: Final = "state.json"
+"""What the folder of a parking has besides its layers. It is written last."""
 MOST_BYTES: Final = 1 << 50
 """Limit of one layer. The disk of a sandbox is smaller."""
 STILL_SECONDS: Final = 600.0
@@ -61,59 +63,48 @@ class ParkedState(ApiModel):
 
     version: Literal[1] = 1
     mode: str
-    folder: str
-    """Folder beside this file with the layers."""
     workspaces: list[ParkedWorkspace]
     """In the order in which they were created: parents before their forks, leaders before those that join them."""
 
 
-async def store(executor: ExecutorClient, folder: Store) -> str:
-    """Store every workspace, and then `state.json`. Returns a sentence about the result.
+async def store(executor: ExecutorClient, parking: int, folder: Store) -> str:
+    """Store every workspace, and then the state. Returns a sentence about the result.
 
-    Nothing changes in the Sandbox meanwhile. After a failure it can be used again.
+    The Sandbox can be used again after `release` only: a try does not know whether it is the last one.
 
     Raises ParkingFailed, StorageError, SandboxFailure and FileError.
     """
-    times = await _keep_still(executor, True)
-    try:
-        # Layers of an earlier parking are in another folder: the executor counts how often it became still.
-        name = f"{executor.boot_id}-{times}"
-        layers = Layers(folder.below(name), folder.below(name))
-        kept: list[ParkedWorkspace] = []
-        left_out: dict[str, str] = {}
-        found = await _listed(executor)
-        for each in found:
-            why = _reason_to_leave_out(each, left_out)
-            if why is not None:
-                left_out[each["id"]] = why
-                continue
-            if each["made"].get("volumes"):
-                raise ParkingFailed(f"workspace {each['id']} has volumes, which cannot be stored; delete it first")
-            kept.append(
-                ParkedWorkspace(
-                    made=each["made"],
-                    attempt=each["attempt"],
-                    frozen=each["state"] == "Frozen",
-                    network=each["network"],
-                    layer=await layers.keep(executor.stream(f"/workspaces/{each['id']}/snapshot"), MOST_BYTES),
-                )
-            )
-        mode = (await executor.health())["mode"]
-        state = ParkedState(mode=mode, folder=name, workspaces=kept)
-        if await _keep_still(executor, True) != times:
-            raise ParkingFailed("its executor accepted changes while files were stored; another process allowed that")
-        # Not model_dump_json: names that are not UTF-8 are lone surrogates, which only this writes.
-        await folder.put(STATE, json.dumps(state.model_dump()).encode())
-    except BaseException:
-        with contextlib.suppress(SandboxFailure):
-            await asyncio.shield(_keep_still(executor, False))
-        raise
-    with contextlib.suppress(StorageError):
-        for other in await folder.folders():
-            if other != name:
-                await folder.delete([meta.key for meta in await folder.list(other)])
+    await _keep_still(executor, True, parking)
+    own = _folder_of(folder, parking)
+    layers = Layers(own, own)
+    kept: list[ParkedWorkspace] = []
+    left_out: dict[str, str] = {}
+    found = await _listed(executor)
+    for each in found:
+        why = _reason_to_leave_out(each, left_out)
+        if why is None:
+            kept.append(await _stored(executor, each, layers))
+        else:
+            left_out[each["id"]] = why
+    state = ParkedState(mode=(await executor.health())["mode"], workspaces=kept)
+    # Not model_dump_json: names that are not UTF-8 are lone surrogates, which only this writes.
+    # Another try of this parking may have written it before.
+    await own.create(STATE, json.dumps(state.model_dump()).encode())
     stored = f"{len(kept)} of {len(found)} workspaces, {sum(each.layer.bytes for each in kept)} bytes"
     return "; ".join([stored, *(f"left out {name}: {why}" for name, why in left_out.items())])
+
+
+async def _stored(executor: ExecutorClient, found: Mapping[str, Any], layers: Layers) -> ParkedWorkspace:
+    if found["made"].get("volumes"):
+        raise ParkingFailed(f"workspace {found['id']} has volumes, which cannot be stored; delete it first")
+    chunks = executor.stream(f"/workspaces/{found['id']}/snapshot")
+    return ParkedWorkspace(
+        made=found["made"],
+        attempt=found["attempt"],
+        frozen=found["state"] == "Frozen",
+        network=found["network"],
+        layer=await layers.keep(chunks, MOST_BYTES),
+    )
 
 
 def _reason_to_leave_out(found: Mapping[str, Any], left_out: Mapping[str, str]) -> str | None:
@@ -123,19 +114,19 @@ def _reason_to_leave_out(found: Mapping[str, Any], left_out: Mapping[str, str]) 
     return next((f"it needs {other}" for other in needs if other in left_out), None)
 
 
-async def restore(executor: ExecutorClient, folder: Store) -> str:
+async def restore(executor: ExecutorClient, parking: int, folder: Store) -> str:
     """Bring every workspace back. What an earlier try has made is destroyed first. Returns a sentence about the result.
+
+    Then delete what earlier parkings have stored: this one counts, or else the operator would not restore it.
 
     Raises ParkingFailed, StorageError, RecordCorrupt, SandboxFailure, WorkspaceLimit and FileError.
     """
-    content = await folder.get(STATE)
-    if content is None:
-        raise ParkingFailed(f"{folder.uri}/{STATE} does not exist, so nothing can be brought back")
-    state = ParkedState.model_validate(json.loads(content))
+    own = _folder_of(folder, parking)
+    state = await _read_state(own)
     mode = (await executor.health())["mode"]
     if mode != state.mode:
         raise ParkingFailed(f"the files were stored in mode {state.mode}, and the new pod has mode {mode}")
-    layers = Layers(folder.below(state.folder), folder.below(state.folder))
+    layers = Layers(own, own)
     await _remove_earlier_try(executor, state)
     for each in state.workspaces:
         hold, path = Hold(each.attempt, FENCE), f"/workspaces/{each.id}"
@@ -149,7 +140,23 @@ async def restore(executor: ExecutorClient, folder: Store) -> str:
             await change("POST", f"{path}/freeze", "freeze")
         else:
             await change("PUT", f"{path}/network", "network", json_body={"network": each.network})
+    with contextlib.suppress(StorageError):
+        for other in await folder.folders():
+            if other.isdecimal() and int(other) < parking:
+                await folder.delete([meta.key for meta in await folder.list(other)])
     return f"{len(state.workspaces)} workspaces"
+
+
+async def _read_state(own: Store) -> ParkedState:
+    content = await own.get(STATE)
+    if content is None:
+        raise ParkingFailed(f"{own.uri}/{STATE} does not exist, so nothing can be brought back")
+    return ParkedState.model_validate(json.loads(content))
+
+
+def _folder_of(folder: Store, parking: int) -> Store:
+    """Return where one parking is stored. Never named by the executor, which a tool may control."""
+    return folder.below(str(parking))
 
 
 async def _remove_earlier_try(executor: ExecutorClient, state: ParkedState) -> None:
@@ -171,10 +178,9 @@ async def _raise_fences(executor: ExecutorClient, holds: Sequence[Hold]) -> None
         await executor.call("PUT", f"/attempts/{hold.attempt}/fence", hold=hold, json_body=body)
 
 
-async def _keep_still(executor: ExecutorClient, is_still: bool) -> int:
-    """Return how often the executor has become still so far."""
-    reply = await executor.call("PUT", "/still", json_body={"still": is_still}, wait_seconds=STILL_SECONDS)
-    return int(reply.json()["times"])
+async def _keep_still(executor: ExecutorClient, is_still: bool, parking: int) -> None:
+    body = {"still": is_still, "parking": parking}
+    await executor.call("PUT", "/still", json_body=body, wait_seconds=STILL_SECONDS)
 
 
 async def _listed(executor: ExecutorClient) -> list[dict[str, Any]]:
@@ -201,24 +207,26 @@ async def _opened(address: str, token: str, idle_seconds: float) -> AsyncIterato
         await executor.close()
 
 
-async def run(what: str, address: str, token: str, idle_seconds: float, folder: Store) -> str:
-    """Do one of `store`, `restore` and `release`, which ends what a `store` without success has left."""
+async def run(what: str, parking: int, address: str, token: str, idle_seconds: float, folder: Store) -> str:
+    """Do one of `store`, `restore` and `release`, which lets the executor accept changes again."""
     async with _opened(address, token, idle_seconds) as executor:
         if what == "release":
-            await _keep_still(executor, False)
+            await _keep_still(executor, False, parking)
             return "released"
-        return await (store if what == "store" else restore)(executor, folder)
+        return await (store if what == "store" else restore)(executor, parking, folder)
 
 
-async def _main(what: str, namespace: str, name: str, uid: str, address: str, idle_seconds: str, uri: str) -> str:
-    # The Job ends its pod by SIGTERM, and a store must then release the executor.
+async def _main(
+    what: str, parking: str, namespace: str, name: str, uid: str, address: str, idle_seconds: str, uri: str
+) -> str:
+    # The first process of a container ignores SIGTERM without a handler.
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     key = (Path(RUNNER_FOLDER) / KEY_FILE).read_text().strip()
     folder = Store.open(uri, os.environ).below(f"parked/{namespace}/{name}-{uid}")
     token = executor_token(key, name, uid)
-    return await run(what, f"tcp:{address}:{EXECUTOR_PORT}", token, float(idle_seconds), folder)
+    return await run(what, int(parking), f"tcp:{address}:{EXECUTOR_PORT}", token, float(idle_seconds), folder)
 
 
 _EXPECTED = (ParkingFailed, StorageError, RecordCorrupt, SandboxFailure, WorkspaceLimit, FileError, Fenced)

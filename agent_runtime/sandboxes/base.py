@@ -264,8 +264,8 @@ class CommandResult:
     exit_code: int | None
     signal: int | None
     cause: str | None
-    """Deadline | Signal | Memory | Disk | Processes | Attacked | SandboxMemory | WorkspaceEnded when the executor ended it,
-    else None.
+    """Deadline | Signal | Parked | Memory | Disk | Processes | Attacked | SandboxMemory | WorkspaceEnded when the executor
+    ended it, else None.
     """
     seconds: float
     stdout: bytes

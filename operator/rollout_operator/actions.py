@@ -129,8 +129,16 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class StillIfIdle:
+    """Have an executor become still for a parking, unless it was used less than `idle_seconds` ago."""
+
+    parking: int
+    idle_seconds: int
+
+
+@dataclass(frozen=True)
 class ExecutorRequest:
-    """What to ask of an executor: of a SandboxPool's Sandbox its use, of another one for how long it has been idle."""
+    """What to ask of an executor: of a SandboxPool's Sandbox its use, of another one to become `still`."""
 
     namespace: str
     name: str
@@ -142,7 +150,7 @@ class ExecutorRequest:
     """Have it refuse further workspaces."""
     jobs: frozenset[str] = frozenset()
     """Jobs of the namespace that may have workspaces, as `job_tag`."""
-    is_pooled: bool = True
+    still: StillIfIdle | None = None
     forget: frozenset[str] = frozenset()
     """Jobs whose workspaces are left over, as `job_tag`: they are destroyed."""
 

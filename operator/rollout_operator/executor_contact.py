@@ -1,14 +1,15 @@
-"""Asks executors of SandboxPools for their use, and those of Sandboxes that are parked when idle for how long they have
-been idle. This happens outside the control loop; the last report of each is kept.
+"""Asks executors of SandboxPools for their use, and those of Sandboxes that are parked when idle to become still if they
+are idle. This happens outside the control loop; the last report of each is kept.
 
 The executors are in untrusted pods: an answer is limited in size and time, and one that is not understood counts as none.
 Reports are not persisted: an operator that has just started asks again.
 """
 
 import asyncio
+import json
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
@@ -58,7 +59,9 @@ class ExecutorReport:
     """Workspaces that have held a place since the start."""
     disk_bytes: int = 0
     idle_seconds: float = 0.0
-    """Time without a request and a running command; 0 for Sandboxes of pools."""
+    """Time without a request and a running command, if it has not become still; 0 for Sandboxes of pools."""
+    is_still: bool = False
+    """Whether it refuses every change, because it was idle for as long as asked."""
     draining: bool = False
     """Whether it refuses further workspaces."""
     measured: Measured = Measured()
@@ -93,8 +96,15 @@ class _Health(BaseModel):
     disk: Annotated[_Bytes, Field(alias="diskBytes")]
 
 
-class _Idle(BaseModel):
-    seconds: Annotated[float, Field(ge=0, le=2**53)]
+class _NotIdle(BaseModel):
+    idle_seconds: Annotated[float, Field(alias="idleSeconds", ge=0, le=2**53)]
+
+
+class _Still(BaseModel):
+    """The answer to `PUT /v1/still`, or its refusal."""
+
+    still: bool = False
+    error: _NotIdle | None = None
 
 
 class _Listed(BaseModel):
@@ -163,13 +173,18 @@ class ExecutorContact:
                 self.known[request.uid] = report
 
     async def _ask(self, request: ExecutorRequest) -> ExecutorReport:
-        if not request.is_pooled:
-            idle = _Idle.model_validate(await self._call(request, "GET", "/idle"))
-            return ExecutorReport(clock.now(), idle_seconds=idle.seconds)
+        if (still := request.still) is not None:
+            body = {"still": True, "parking": still.parking, "ifIdleSeconds": still.idle_seconds}
+            answer = _Still.model_validate(await self._call(request, "PUT", "/still", body, statuses=(200, 409)))
+            if answer.still:
+                return ExecutorReport(clock.now(), is_still=True)
+            if answer.error is None:
+                raise ValueError("PUT /still: neither still nor in use")
+            return ExecutorReport(clock.now(), idle_seconds=answer.error.idle_seconds)
         for prefix in sorted(request.forget):
             await self._call(request, "DELETE", f"/attempts?prefix={prefix}")
         if request.drain:
-            await self._call(request, "PUT", "/drain")
+            await self._call(request, "PUT", "/drain", {})
         left_over = _left_over(await self._call(request, "GET", "/workspaces"), request.jobs)
         health = _Health.model_validate(await self._call(request, "GET", "/health"))
         return ExecutorReport(
@@ -183,18 +198,20 @@ class ExecutorContact:
             left_over=left_over,
         )
 
-    async def _call(self, request: ExecutorRequest, method: str, path: str) -> Any:
+    async def _call(
+        self, request: ExecutorRequest, method: str, path: str, body: Any = None, statuses: Container[int] = (200,)
+    ) -> Any:
         assert self._session is not None
         host = f"[{request.address}]" if ":" in request.address else request.address
         headers = {"Authorization": f"Bearer {request.token}"}
-        body = b"{}" if method == "PUT" else None
+        content = None if body is None else json.dumps(body).encode()
         url = f"http://{host}:{EXECUTOR_PORT}/v1{path}"
         async with (
             self._budget.hold(request.namespace) as held,
-            self._session.request(method, url, headers=headers, data=body, allow_redirects=False) as answer,
+            self._session.request(method, url, headers=headers, data=content, allow_redirects=False) as answer,
         ):
             data = await read_answer(answer, MOST_ANSWER, held)
-            if answer.status != 200 or data is None or estimated_values(data) > MOST_VALUES:
+            if answer.status not in statuses or data is None or estimated_values(data) > MOST_VALUES:
                 raise ValueError(f"{method} {path}: status {answer.status}, or too large")
             return read_json(data)
 

@@ -19,6 +19,7 @@ from agent_runtime.executor.sandbox import Sandbox
 _ATTEMPT = re.compile(NAME)
 # Long enough that a mistake does not end the attempts of other jobs.
 _PREFIX = re.compile(r"[!-~]{8,200}")
+MAX_PARKING = 2**31 - 1
 
 
 async def _limit_idle_time(call: Call) -> dict[str, Any]:
@@ -38,9 +39,11 @@ async def _drain(call: Call) -> dict[str, Any]:
 async def _keep_still(call: Call) -> dict[str, Any]:
     fields = call.fields()
     is_still = fields.flag("still")
+    parking = fields.whole("parking", least=1, most=MAX_PARKING)
+    if_idle_seconds = fields.number("ifIdleSeconds", 0.0)
     fields.done()
-    await call.sandbox.set_still(is_still)
-    return {"still": call.sandbox.is_still, "times": call.sandbox.stills}
+    await call.sandbox.set_still(is_still, parking, if_idle_seconds)
+    return {"still": is_still}
 
 
 async def _raise_fence(call: Call) -> dict[str, Any]:
@@ -141,8 +144,8 @@ class Application:
         if request.head.path == "/healthz" and request.head.method == "GET":
             return Reply(content_type="text/plain")
         self._authenticate(request)
-        if (request.head.method, request.head.path) == ("GET", "/v1/idle"):
-            return json_reply({"seconds": self._sandbox.idle_seconds()})  # no activity
+        if (request.head.method, request.head.path) == ("PUT", "/v1/still"):
+            return await self._answer(request)  # no activity, because it depends on the activity of others
         activity = self._sandbox.activity
         activity.begin()
         try:

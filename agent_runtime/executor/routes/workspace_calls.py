@@ -80,7 +80,7 @@ async def freeze(call: Call) -> dict[str, Any]:
 
 async def end_processes(call: Call) -> dict[str, Any]:
     entry = call.live()
-    await entry.end_processes()
+    await entry.end_processes("Signal")
     return {}
 
 

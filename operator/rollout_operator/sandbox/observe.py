@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from rollout_api.cluster import EXECUTOR_ANNOTATION, POD_ANNOTATION, by_hand_name
+from rollout_api.cluster import EXECUTOR_ANNOTATION, PARKING_ANNOTATION, POD_ANNOTATION, by_hand_name
 from rollout_api.on_cluster.nodes import NodeCounts
 from rollout_api.on_cluster.objects import EXCESS, Manifest
 from rollout_api.on_cluster.operator_config import OperatorConfig
@@ -75,6 +75,8 @@ class ParkingJob:
     uid: str
     pod_uid: str | None
     """The pod of the Sandbox for which it was created."""
+    parking: str | None
+    """The number of the parking for which it was created."""
     state: Literal["Running", "Succeeded", "Failed"]
     message: str
     """The last words of its newest pod that has ended."""
@@ -87,6 +89,8 @@ class Observed:
     name: str
     namespace: str
     uid: str
+    version: str
+    """Its `resourceVersion`."""
     generation: int | None
     created: datetime
     is_deleted: bool
@@ -154,6 +158,7 @@ def observe(world: World, sandbox: Manifest) -> Observed:
         name=name,
         namespace=namespace,
         uid=uid,
+        version=metadata["resourceVersion"],
         generation=metadata.get("generation"),
         created=parse_time(metadata["creationTimestamp"]),
         is_deleted="deletionTimestamp" in metadata or owner == GONE,
@@ -193,10 +198,12 @@ def _parking_jobs(world: World, namespace: str, uid: str) -> Iterator[ParkingJob
             if "terminated" in container.get("state", {})
         ]
         last: Mapping[str, Any] = max(ended, key=lambda state: str(state.get("finishedAt")), default={})
+        annotations = job["metadata"].get("annotations") or {}
         yield ParkingJob(
             name=job["metadata"]["name"],
             uid=uid_of(job),
-            pod_uid=(job["metadata"].get("annotations") or {}).get(POD_ANNOTATION),
+            pod_uid=annotations.get(POD_ANNOTATION),
+            parking=annotations.get(PARKING_ANNOTATION),
             state="Succeeded" if succeeded else "Failed" if failed else "Running",
             message=str(last.get("message") or (failed or {}).get("message") or "").strip(),
         )

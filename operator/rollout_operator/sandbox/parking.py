@@ -5,7 +5,8 @@ Ready ──► Parking: a Job stores ──► Parked: no pod ──► Restori
              └──► StoreFailed: the pod is kept            └──────────┘
 
 Both conditions, Parked and the reason of Ready, are the whole state. A pod is deleted for parking only while Parked is
-True, which says that everything is stored. No side effects.
+True, which says that everything is stored. Each parking has the next number, `status.parking`. Jobs of other numbers count
+for nothing, whatever they report, and only the files of this number are brought back. No side effects.
 """
 
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from rollout_api.cluster import (
     KEY_FILE,
     MANAGED_BY,
     PARKED_ANNOTATION,
+    PARKING_ANNOTATION,
     POD_ANNOTATION,
     RUNNER_FOLDER,
     by_hand_name,
@@ -37,6 +39,7 @@ from rollout_operator.actions import (
     Plan,
     Ref,
     Remember,
+    StillIfIdle,
 )
 from rollout_operator.cache import uid_of
 from rollout_operator.conditions import condition, find, holds, parse_time
@@ -74,8 +77,10 @@ def plan(seen: Observed, spec: SandboxSpec) -> Plan | None:
 
 
 def wait_until_idle(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
-    """Return the plan of a Ready Sandbox: with `parking.whenIdle`, ask its executor, and set `running: false` once it has
-    been idle for `idleSeconds`.
+    """Return the plan of a Ready Sandbox: with `parking.whenIdle`, ask its executor to become still if it has been idle for
+    `idleSeconds`, and set `running: false` once it is still.
+
+    The executor decides: it refuses every change from that moment on, so no report can be out of date.
     """
     if not spec.parks_when_idle:
         return Plan()
@@ -85,25 +90,32 @@ def wait_until_idle(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
     since = parse_time(ready.last_transition_time) if ready is not None and ready.last_transition_time else None
     # A report from before it became Ready is that of an earlier pod.
     if report is not None and (since is None or report.at > since):
-        idle = report.idle_seconds if report.answered else 0.0
-        if idle >= spec.idle_seconds:
+        if report.answered and report.is_still:
             words = f"it received no request for {spec.idle_seconds} s (spec.idleSeconds), so it is parked"
-            change = Patch(Ref("Sandbox", seen.namespace, seen.name), {"spec": {"running": False}})
+            # The version, because the network may deliver the write long after the Sandbox is back.
+            body = {"metadata": {"uid": seen.uid, "resourceVersion": seen.version}, "spec": {"running": False}}
+            change = Patch(Ref("Sandbox", seen.namespace, seen.name), body)
             return Plan((change,), events=(Event("Normal", FinishedReason.IDLE.value, words),))
+        idle = report.idle_seconds if report.answered else 0.0
         wait = timedelta(seconds=max(LEAST_ASK_SECONDS, spec.idle_seconds - idle))
         left = steps.seconds_left(report.at, wait if report.answered else min(wait, UNANSWERED), seen.now)
         if left > 0:
             return Plan(requeue_seconds=left)
     token = executor_token(seen.key, seen.name, seen.uid)
-    request = ExecutorRequest(
-        seen.namespace, seen.name, seen.uid, pod["status"].get("podIP", ""), token, is_pooled=False
-    )
+    still = StillIfIdle(_next_number(seen), spec.idle_seconds)
+    address = pod["status"].get("podIP", "")
+    request = ExecutorRequest(seen.namespace, seen.name, seen.uid, address, token, still=still)
     return Plan((AskExecutors((request,)),))
 
 
 def begin(seen: Observed) -> Plan:
     """Return the plan that begins to park a Ready Sandbox."""
+    seen = replace(seen, status=seen.status.model_copy(update={"parking": _next_number(seen)}))
     return _report(seen, "Normal", PARKING, "its files are being stored", PARKING)
+
+
+def _next_number(seen: Observed) -> int:
+    return (seen.status.parking or 0) + 1
 
 
 def deletes(seen: Observed, jobs: Iterable[ParkingJob]) -> tuple[Delete, ...]:
@@ -113,9 +125,8 @@ def deletes(seen: Observed, jobs: Iterable[ParkingJob]) -> tuple[Delete, ...]:
 
 def _store(seen: Observed, spec: SandboxSpec) -> Plan:
     """Wait for the Job, also after the end of the pod: the Job may have stored everything before."""
-    pod_uid = None if seen.pod is None else uid_of(seen.pod)
-    job = next((job for job in seen.jobs if job.name == _job_name(seen, "store")), None)
-    if stale := [each for each in seen.jobs if each != job or pod_uid not in (None, each.pod_uid)]:
+    job = _job_of(seen, "store")
+    if stale := [each for each in seen.jobs if each != job]:
         return Plan(deletes(seen, stale))
     if job is None:
         if seen.pod is None:
@@ -135,12 +146,12 @@ def _store(seen: Observed, spec: SandboxSpec) -> Plan:
 
 
 def _after_failure(seen: Observed, spec: SandboxSpec) -> Plan:
-    """Keep the pod. It is used again when `running` is true; its executor may still have to be released."""
+    """Keep the pod. It is used again when `running` is true, once its executor is released."""
     if seen.pod is None:
         return steps.without_its_pod(seen)
     if ending := steps.ending(seen, seen.pod, was_ready=True):
         return steps.finish(seen, ending)
-    job = _job_of(seen, seen.pod)
+    job = _job_of(seen, "release")
     if not spec.running or len(seen.jobs) > (job is not None):
         return Plan(deletes(seen, seen.jobs), requeue_seconds=steps.lost_in(seen))
     if job is None:
@@ -165,7 +176,7 @@ def _bring_back(seen: Observed, spec: SandboxSpec, parked: Condition) -> Plan:
         return _report(seen, None, RESTORING, "its files are brought back into a new pod", RESTORING)
     if pod is not None and _parked_since(pod) != parked.last_transition_time:
         return _drop(seen)
-    job = _job_of(seen, pod) if pod is not None else None
+    job = _job_of(seen, "restore") if pod is not None else None
     if len(seen.jobs) > (job is not None):
         return Plan(deletes(seen, (other for other in seen.jobs if other != job)))
     if pod is None:
@@ -256,10 +267,12 @@ def _report(seen: Observed, kind: Any, event: str, words: str, reason: str, *mor
     return Plan(status=fresh.wire(), events=() if kind is None else (Event(kind, event, words),))
 
 
-def _job_of(seen: Observed, pod: Manifest) -> ParkingJob | None:
-    """Return the Job that brings back the files of this pod, or releases it."""
-    name = _job_name(seen, "restore")
-    return next((job for job in seen.jobs if (job.name, job.pod_uid) == (name, uid_of(pod))), None)
+def _job_of(seen: Observed, what: str) -> ParkingJob | None:
+    """Return the Job that does `what` for the current parking and the current pod, or a pod that no longer exists."""
+    name, number = _job_name(seen, what), str(seen.status.parking)
+    found = next((job for job in seen.jobs if (job.name, job.parking) == (name, number)), None)
+    is_of_pod = found is not None and (seen.pod is None or found.pod_uid == uid_of(seen.pod))
+    return found if is_of_pod else None
 
 
 def _job_name(seen: Observed, what: str) -> str:
@@ -278,7 +291,8 @@ def job_for(seen: Observed, spec: SandboxSpec, pod: Manifest, what: str) -> Json
     """Return the Job that does `store`, `restore` or `release` (agent_runtime/runner/parking.py) for this pod."""
     assert spec.parking is not None
     config = seen.config
-    arguments = (what, seen.namespace, seen.name, seen.uid, pod["status"]["podIP"], str(spec.idle_seconds))
+    number, address = str(seen.status.parking), pod["status"]["podIP"]
+    arguments = (what, number, seen.namespace, seen.name, seen.uid, address, str(spec.idle_seconds))
     command = ["python3", "-m", "agent_runtime.runner.parking", *arguments, spec.parking.uri]
     container = {
         **container_fields(spec.parking.secret_ref),
@@ -312,5 +326,5 @@ def job_for(seen: Observed, spec: SandboxSpec, pod: Manifest, what: str) -> Json
     }
     owner = owner_reference("Sandbox", seen.name, seen.uid)
     body = owned_object("Job", _job_name(seen, what), seen.namespace, owner, labels, spec=job_spec)
-    body["metadata"]["annotations"] = {POD_ANNOTATION: uid_of(pod)}
+    body["metadata"]["annotations"] = {POD_ANNOTATION: uid_of(pod), PARKING_ANNOTATION: number}
     return body

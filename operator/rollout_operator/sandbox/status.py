@@ -39,6 +39,7 @@ def ready(seen: Observed, spec: SandboxSpec, pod: Manifest, *more: Condition) ->
         node_name=node,
         mode=mode,
         places=SandboxPlaces(total=places_of(spec, mode)),
+        parking=seen.status.parking,
     )
 
 
@@ -59,6 +60,7 @@ def parked(seen: Observed, message: str) -> SandboxStatus:
         observed_generation=seen.generation,
         conditions=merged(kept, conditions, seen.now, seen.generation),
         mode=seen.status.mode,
+        parking=seen.status.parking,
     )
 
 

@@ -31,6 +31,7 @@ ALLOWED_SERVER_ERRORS = {"NoPlace", "WorkspaceFailed"}
 # With all examples, every field is absent, null, wrong and at its bounds once.
 EXAMPLES = examples(25)
 EPOCH = 7
+MOST_PARKINGS = 9
 HOLD = {"epoch": EPOCH, "holder": "fuzzer"}
 CHECKS = [
     status_code_conformance,
@@ -59,6 +60,8 @@ def harmless(document: dict[str, Any]) -> dict[str, Any]:
     watermark["application/json"]["schema"]["properties"]["turn"]["maximum"] = 0
     idle = document["paths"]["/v1/idle"]["put"]["requestBody"]["content"]
     idle["application/json"]["schema"]["properties"]["seconds"]["minimum"] = 600
+    still = document["paths"]["/v1/still"]["put"]["requestBody"]["content"]
+    still["application/json"]["schema"]["properties"]["parking"]["maximum"] = MOST_PARKINGS
     # The last, because afterwards no workspace can be created.
     document["paths"]["/v1/drain"] = document["paths"].pop("/v1/drain")
     for path in document["paths"].values():
@@ -98,12 +101,14 @@ def fuzzed(request: pytest.FixtureRequest) -> Any:
 def prepare(base: str, headers: dict[str, str]) -> None:
     """Make again what earlier calls may have deleted."""
 
-    def call(method: str, path: str, key: str | None = None, **body: Any) -> None:
+    def call(method: str, path: str, key: str | None = None, **body: Any) -> int:
         key = key or f"0:prepare{next(_keys)}"
         reply = requests.request(method, base + path, headers={**headers, "Idempotency-Key": key}, timeout=30, **body)
         assert reply.status_code in (200, 404, 409, 503), reply.text
+        return reply.status_code
 
-    call("PUT", "/v1/still", json={"still": False})
+    if call("PUT", "/v1/still", json={"still": False, "parking": 1}) == 409:  # it is still for a later one
+        call("PUT", "/v1/still", json={"still": False, "parking": MOST_PARKINGS})
     call("PUT", "/v1/attempts/fuzz/fence", json=HOLD)
     call("DELETE", "/v1/attempts/fuzz")
     call("PUT", "/v1/attempts/fuzz/fence", json=HOLD)
@@ -132,7 +137,7 @@ def test_document_lists_exactly_the_routes() -> None:
         if method != "parameters"
     }
     names = {"attempts": "{attempt}", "workspaces": "{workspace}", "processes": "{process}"}
-    served = {("GET", "/healthz"), ("GET", "/v1/health"), ("GET", "/v1/idle")}
+    served = {("GET", "/healthz"), ("GET", "/v1/health")}
     for method, pattern in routes.ROUTES:
         parts = pattern.split("/")
         filled = [names[parts[n - 1]] if part == "*" else part for n, part in enumerate(parts)]

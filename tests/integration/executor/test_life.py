@@ -16,6 +16,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from agent_runtime.executor.attempts import read_key
+
 REPOSITORY = Path(__file__).parents[3]
 
 
@@ -133,18 +135,21 @@ async def limit_idle_time(session_of: Any, executor: Any, seconds: float) -> Non
         assert answer.status == 200
 
 
-async def test_idle_time_counts_from_the_last_request_or_the_end_of_the_last_command(
-    start_executor: Any, connect: Any, session_of: Any
-) -> None:
+async def test_executor_becomes_still_only_if_it_was_idle_for_long_enough(start_executor: Any, connect: Any) -> None:
+    """The time counts from the last request, or the end of the last command."""
     executor = start_executor("Plain")
-    headers = {"Authorization": f"Bearer {executor.token}"}
-
-    async def idle_seconds() -> float:
-        async with session_of(executor) as (session, base), session.get(f"{base}/v1/idle", headers=headers) as answer:
-            return float((await answer.json())["seconds"])
-
     async with connect(executor) as client:
-        await client.ask("touch begun; sleep 2", client.new_key(), waitSeconds=0)
+
+        async def idle_for(seconds: float) -> Any:
+            body = {"still": True, "parking": 1, "ifIdleSeconds": seconds}
+            return await client.call("PUT", "/still", json=body, keyed=False)
+
+        async def idle_seconds() -> float:
+            refused = await idle_for(1000)
+            assert refused.code == "Conflict"
+            return float(refused.json["error"]["idleSeconds"])
+
+        await client.ask("touch begun; sleep 2", key := client.new_key(), waitSeconds=0)
         await until_made(client, "begun")
         await asyncio.sleep(0.5)
         assert await idle_seconds() == 0
@@ -155,8 +160,16 @@ async def test_idle_time_counts_from_the_last_request_or_the_end_of_the_last_com
                 before = now
                 await asyncio.sleep(0.1)
         assert now < 2, "it counts from the end of the command"
-        await client.out("true")
+        process = (await client.call("GET", f"~/processes/{read_key(key).process_id()}")).json
+        assert (process["exitCode"], process["cause"]) == (0, None), "a refused question ends nothing"
         assert await idle_seconds() < now
+        assert (await client.start("true")).status == 200, "nothing is refused"
+        while (answer := await idle_for(0.5)).status == 409:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        assert answer.json == {"still": True}
+        assert (await client.start("true")).code == "Conflict"
+        assert (await idle_for(1000)).json == {"still": True}, "it is already"
+        assert (await client.call("PUT", "/still", json={"still": False, "parking": 1}, keyed=False)).status == 200
 
 
 async def test_unused_executor_ends_itself_and_a_waiting_request_keeps_it(

@@ -13,21 +13,23 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.recording.store import Store
+from agent_runtime.recording.store import StorageError, Store
 from agent_runtime.runner.parking import STATE, ParkedState, ParkingFailed, run
+from agent_runtime.sandboxes.base import SandboxFailure
+from tests.integration.executor.test_life import until_made
 
 IDLE_SECONDS = 900
 PROGRAM = """
 import asyncio, sys
-from agent_runtime.recording.store import Store
+from agent_runtime.recording.store import StorageError, Store
 from agent_runtime.runner.parking import run
 what, address, token, folder = sys.argv[1:]
-print(asyncio.run(run(what, address, token, 900, Store.open(folder, {}))))
+print(asyncio.run(run(what, 1, address, token, 900, Store.open(folder, {}))))
 """
 
 
-async def parking(what: str, executor: Any, folder: Path) -> str:
-    return await run(what, executor.address, executor.token, IDLE_SECONDS, Store.open(str(folder), {}))
+async def parking(what: str, executor: Any, folder: Path, number: int = 1) -> str:
+    return await run(what, number, executor.address, executor.token, IDLE_SECONDS, Store.open(str(folder), {}))
 
 
 async def begun(what: str, executor: Any, folder: Path) -> asyncio.subprocess.Process:
@@ -43,7 +45,7 @@ async def used(connect: Any, executor: Any, **order: Any) -> AsyncIterator[Any]:
         try:
             yield client
         finally:
-            await client.call("PUT", "/still", json={"still": False}, keyed=False)
+            await client.call("PUT", "/still", json={"still": False, "parking": 99}, keyed=False)
             await client.call("DELETE", f"/attempts?prefix={client.attempt}-fork", keyed=False)
 
 
@@ -128,13 +130,13 @@ async def test_store_and_restore_that_are_killed_are_repeated(
         names = await furnish(client, "Overlay")
         for stored in range(1, 4):
             process = await begun("store", executor, tmp_path)
-            while len(list(tmp_path.glob("*/layers/*.tar.zst"))) < stored:
+            while len(list(tmp_path.glob("1/layers/*.tar.zst"))) < stored:
                 assert process.returncode is None
                 await asyncio.sleep(0.01)
             process.kill()
             await process.wait()
         await parking("store", executor, tmp_path)
-        assert len(list(tmp_path.iterdir())) == 2, "layers of other tries stay"
+        assert [each.name for each in tmp_path.iterdir()] == ["1"]
         files = {name: await files_of(client, name) for name in names}
         async with session_of(following) as (session, base):
             new = type(client)(session, base, client.commands, client.attempt)
@@ -149,39 +151,62 @@ async def test_store_and_restore_that_are_killed_are_repeated(
             assert {name: await files_of(new, name) for name in names} == files
 
 
-async def test_failed_store_leaves_a_sandbox_that_can_be_used(
-    start_executor: Any, connect: Any, tmp_path: Path
-) -> None:
-    executor = start_executor("Overlay", places=3)
-    async with used(connect, executor, volumes={"data": "/data"}, shares=True) as client:
-        with pytest.raises(ParkingFailed, match="has volumes"):
-            await parking("store", executor, tmp_path)
-        assert await client.out("echo on", cwd="/") == "on\n"
-        # One that was killed leaves the executor still, until it is released.
-        assert (await client.call("PUT", "/still", json={"still": True}, keyed=False)).json == {
-            "still": True,
-            "times": 2,
-        }
-        assert (await client.start("true")).code == "Conflict"
-        await parking("release", executor, tmp_path)
-        assert await client.out("echo on", cwd="/") == "on\n"
-
-
-async def test_store_that_is_asked_to_stop_leaves_a_sandbox_that_can_be_used(
-    start_executor: Any, connect: Any, tmp_path: Path
+async def test_sandbox_whose_store_failed_can_be_used_again_after_its_release(
+    start_executor: Any, connect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = start_executor("Overlay", places=2)
     async with used(connect, executor) as client:
-        await furnish(client, "Overlay")
-        storing = asyncio.create_task(parking("store", executor, tmp_path))
-        while not list(tmp_path.glob("*/layers/*")):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        storing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await storing
-        assert not (tmp_path / STATE).exists()
-        order = {"id": "next", "parent": client.workspace}
-        assert (await client.call("POST", "/workspaces", json=order)).status == 200
+        command = asyncio.create_task(client.run("touch begun; sleep 777", deadlineSeconds=777, waitSeconds=700))
+        await until_made(client, "begun")
+
+        async def fail(self: Store, key: str, data: bytes) -> bool:
+            raise StorageError("it is full")
+
+        monkeypatch.setattr(Store, "create", fail)
+        with pytest.raises(StorageError):
+            await parking("store", executor, tmp_path)
+        assert ((await command)["signal"], (await command)["cause"]) == (9, "Parked")
+        assert (await client.start("true")).code == "Conflict", "another try may go on"
+        await parking("release", executor, tmp_path)
+        await parking("release", executor, tmp_path)
+        assert await client.out("echo on", cwd="/") == "on\n"
+        with pytest.raises(SandboxFailure, match="parking 1 is over"):
+            await parking("store", executor, tmp_path)
+        assert await client.out("echo on", cwd="/") == "on\n"
+
+
+async def test_late_try_of_a_parking_does_not_touch_what_a_later_one_has_stored(
+    start_executor: Any, connect: Any, session_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executors = [start_executor("Overlay") for _ in range(3)]
+    create, held, go_on = Store.create, asyncio.Event(), asyncio.Event()
+
+    async def hold_first(self: Store, key: str, data: bytes) -> bool:
+        if not held.is_set():
+            held.set()
+            await go_on.wait()
+        return await create(self, key, data)
+
+    async with used(connect, executors[0]) as client:
+        await put(client, "/home/file", b"one")
+        monkeypatch.setattr(Store, "create", hold_first)
+        late = asyncio.create_task(parking("store", executors[0], tmp_path, 1))
+        await held.wait()
+        await parking("store", executors[0], tmp_path, 1)
+        await parking("restore", executors[1], tmp_path, 1)
+        async with session_of(executors[1]) as (session, base):
+            new = type(client)(session, base, client.commands, client.attempt)
+            assert (await new.raise_fence()).status == 200
+            await put(new, "/home/file", b"two")
+        await parking("store", executors[1], tmp_path, 2)
+        assert {each.name for each in tmp_path.iterdir()} == {"1", "2"}, "the operator has not confirmed the second yet"
+        go_on.set()
+        await late
+        await parking("restore", executors[2], tmp_path, 2)
+        assert not [path for path in tmp_path.glob("1/**/*") if path.is_file()], "the second was confirmed"
+        async with session_of(executors[2]) as (session, base):
+            newest = type(client)(session, base, client.commands, client.attempt)
+            assert (await newest.call("GET", "~/files?path=/home/file")).body == b"two"
 
 
 async def test_restore_refuses_damaged_and_missing_state(start_executor: Any, connect: Any, tmp_path: Path) -> None:
@@ -191,11 +216,12 @@ async def test_restore_refuses_damaged_and_missing_state(start_executor: Any, co
     async with used(connect, executor) as client:
         await put(client, "/home/file", b"content")
         await parking("store", executor, tmp_path)
-    state = ParkedState.model_validate(json.loads((tmp_path / STATE).read_text()))
-    (tmp_path / STATE).write_text(json.dumps(state.model_copy(update={"mode": "Plain"}).model_dump()))
+    path = tmp_path / "1" / STATE
+    state = ParkedState.model_validate(json.loads(path.read_text()))
+    path.write_text(json.dumps(state.model_copy(update={"mode": "Plain"}).model_dump()))
     with pytest.raises(ParkingFailed, match="mode Plain"):
         await parking("restore", following, tmp_path)
-    (tmp_path / STATE).write_text(json.dumps(state.model_dump()))
+    path.write_text(json.dumps(state.model_dump()))
     (layer,) = tmp_path.glob("*/layers/*.tar.zst")
     layer.write_bytes(layer.read_bytes()[:-9] + b"x" * 9)
     with pytest.raises(Exception, match="layers/"):

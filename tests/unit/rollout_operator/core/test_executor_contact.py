@@ -11,7 +11,7 @@ from aiohttp import web
 
 from rollout_api.measured_memory import Measured
 from rollout_operator import executor_contact
-from rollout_operator.actions import AskExecutors, ExecutorRequest, Ref
+from rollout_operator.actions import AskExecutors, ExecutorRequest, Ref, StillIfIdle
 from rollout_operator.executor_contact import MOST_LEFT_OVER, MOST_LISTED, ExecutorContact, ExecutorReport
 from rollout_operator.tenant_limits import ByteBudget
 
@@ -39,7 +39,8 @@ class Executor:
         self.calls: list[str] = []
         self.health: Any = HEALTH
         self.workspaces: Any = WORKSPACES
-        self.idle: Any = {"seconds": 0}
+        self.still: tuple[int, Any] = 200, {}
+        self.asked_still: Any = None
         self.port = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -48,7 +49,10 @@ class Executor:
         if request.path == "/v1/drain":
             assert await request.json() == {}
             self.health = {**HEALTH, "draining": True}
-        bodies = {"/v1/health": self.health, "/v1/workspaces": self.workspaces, "/v1/idle": self.idle}
+        if request.path == "/v1/still":
+            self.asked_still = await request.json()
+            return web.json_response(self.still[1], status=self.still[0])
+        bodies = {"/v1/health": self.health, "/v1/workspaces": self.workspaces}
         body = bodies.get(request.path, {})
         if body == "silence":
             await asyncio.sleep(60)
@@ -96,12 +100,19 @@ async def test_use_and_jobs_are_read(executor: Executor) -> None:
     assert executor.calls == ["GET /v1/workspaces", "GET /v1/health"]
 
 
-async def test_only_the_idle_time_is_asked_of_a_sandbox_without_a_pool(executor: Executor) -> None:
-    executor.idle = {"seconds": 12.5}
-    assert (await asked(is_pooled=False)).idle_seconds == 12.5
-    executor.idle = {"seconds": -1}
-    assert not (await asked(is_pooled=False)).answered
-    assert executor.calls == ["GET /v1/idle"] * 2
+async def test_sandbox_without_a_pool_is_asked_to_become_still_if_it_is_idle(executor: Executor) -> None:
+    still = StillIfIdle(3, 900)
+    executor.still = 409, {"error": {"code": "Conflict", "message": "in use", "idleSeconds": 12.5}}
+    report = await asked(still=still)
+    assert (report.idle_seconds, report.is_still, report.answered) == (12.5, False, True)
+    executor.still = 200, {"still": True}
+    assert (await asked(still=still)).is_still
+    for wrong in ((409, {"error": {"code": "Conflict", "message": "parking 3 is over"}}), (200, {}), (500, {})):
+        executor.still = wrong
+        report = await asked(still=still)
+        assert (report.is_still, report.answered) == (False, False)
+    assert executor.calls == ["PUT /v1/still"] * 5
+    assert executor.asked_still == {"still": True, "parking": 3, "ifIdleSeconds": 900}
 
 
 async def test_measured_memory_is_read(executor: Executor) -> None:

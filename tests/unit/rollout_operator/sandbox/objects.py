@@ -29,6 +29,7 @@ def sandbox(name: str = "s", *, job: str | None = None, namespace: str = NAMESPA
         "name": name,
         "namespace": namespace,
         "uid": f"uid-{name}",
+        "resourceVersion": "1",
         "generation": 1,
         "creationTimestamp": timestamp(NOW),
     }

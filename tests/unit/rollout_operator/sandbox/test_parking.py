@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollout_api.cluster import PARKED_ANNOTATION, POD_ANNOTATION
+from rollout_api.cluster import PARKED_ANNOTATION, PARKING_ANNOTATION, POD_ANNOTATION
 from rollout_api.on_cluster.sandbox_pod import Identity, executor_config
 from rollout_api.sandbox import SandboxSpec, SandboxStatus, WorkspaceMode
-from rollout_operator.actions import AskExecutors, Create, Delete, EnsureKey, Patch, Plan, Remember
+from rollout_operator.actions import AskExecutors, Create, Delete, EnsureKey, Patch, Plan, Remember, StillIfIdle
 from rollout_operator.cache import Cache
 from rollout_operator.conditions import timestamp
 from rollout_operator.executor_contact import ExecutorReport
@@ -42,6 +42,8 @@ class Cluster:
         self.nodes = {name: node(name) for name in ("n1", "n2")}
         self.stored = False
         """Whether the store has the files as they are."""
+        self.stored_as = ""
+        """Number of the last parking that was stored."""
         self.files_in: str | None = None
         """Uid of the pod that has the files."""
         self.accident = False
@@ -81,6 +83,7 @@ class Cluster:
             case Create(body) if body["kind"] in ("Pod", "Job"):
                 self.create(copy.deepcopy(dict(body)))
             case Patch(_, change):
+                assert change["metadata"] == {"uid": "uid-s", "resourceVersion": "1"}
                 self.set_running(change["spec"]["running"])
             case Delete(ref, uid, grace):
                 self.delete(ref.kind, ref.name, uid, at_once=grace == 0)
@@ -138,11 +141,15 @@ class Cluster:
         what = job["spec"]["template"]["spec"]["containers"][0]["command"][3]
         if how == "Succeeded" and not is_for_pod:
             how = "Failed"
+        number = job["spec"]["template"]["spec"]["containers"][0]["command"][4]
+        assert number == job["metadata"]["annotations"][PARKING_ANNOTATION]
         if how == "Succeeded" and what == "store":
             assert self.files_in == uid, "files of a pod without them are stored"
-            self.stored = True
+            assert int(number) > int(self.stored_as or 0) or number == self.stored_as
+            self.stored, self.stored_as = True, number
         if how == "Succeeded" and what == "restore":
             assert self.stored
+            assert number == self.stored_as
             # A complete copy of what is stored. Work in it makes it the only one.
             self.files_in = uid
         if what == "release":
@@ -155,8 +162,10 @@ class Cluster:
         job["pod"] = {"kind": "Pod", "metadata": metadata, "spec": {}, "status": status}
 
     def has_been_idle(self, seconds: float, *, answered: bool = True) -> None:
-        """Its executor was asked, and reports that."""
-        self.reports["uid-s"] = ExecutorReport(self.now, idle_seconds=seconds, answered=answered)
+        """Its executor was asked to become still after 900 idle seconds, and reports that."""
+        is_still = seconds >= 900
+        idle = 0 if is_still else seconds
+        self.reports["uid-s"] = ExecutorReport(self.now, idle_seconds=idle, is_still=is_still, answered=answered)
 
     # What a person sees.
 
@@ -207,7 +216,7 @@ def test_parking_stores_first_and_then_gives_the_pod_back() -> None:
     (job,) = cluster.jobs.values()
     container = job["spec"]["template"]["spec"]["containers"][0]
     address, seconds = cluster.pod["status"]["podIP"], "900"  # type: ignore[index]
-    assert container["command"][3:] == ["store", "lab", "s", "uid-s", address, seconds, PARKING["uri"]]
+    assert container["command"][3:] == ["store", "1", "lab", "s", "uid-s", address, seconds, PARKING["uri"]]
     assert container["envFrom"] == [{"secretRef": {"name": "storage"}}]
     assert job["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     cluster.set_running(True)
@@ -257,6 +266,36 @@ def test_failed_store_keeps_the_pod_and_says_why() -> None:
     cluster.ends("s-unpark", "Succeeded")
     cluster.act(2)
     assert (cluster.condition("Ready"), cluster.jobs, cluster.pod is not None) == (("True", "Running"), {}, True)
+
+
+def test_job_of_an_earlier_parking_decides_nothing() -> None:
+    cluster = serving()
+    cluster.set_running(False)
+    cluster.act(2)
+    late = copy.deepcopy(cluster.jobs["s-park"])
+    cluster.ends("s-park", "Failed")
+    cluster.act(2)
+    cluster.set_running(True)
+    cluster.act(2)
+    released = copy.deepcopy(cluster.jobs["s-unpark"])
+    cluster.ends("s-unpark", "Succeeded")
+    cluster.act()
+    assert cluster.condition("Ready") == ("True", "Running")
+    cluster.set_running(False)
+    cluster.act()
+    late["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    cluster.jobs = {"s-park": late}
+    cluster.act()
+    assert (cluster.condition("Ready"), cluster.jobs) == (("False", "Parking"), {})
+    cluster.act()
+    assert cluster.jobs["s-park"]["metadata"]["annotations"][PARKING_ANNOTATION] == "2"
+    cluster.ends("s-park", "Failed")
+    cluster.act(2)
+    released["status"] = late["status"]
+    cluster.jobs = {"s-unpark": released}
+    cluster.set_running(True)
+    cluster.act()
+    assert (cluster.condition("Ready"), cluster.jobs) == (("False", "StoreFailed"), {}), "its executor is still"
 
 
 def test_pod_lost_while_files_come_back_is_replaced() -> None:
@@ -315,7 +354,7 @@ def test_idle_sandbox_is_parked_and_not_again_as_soon_as_it_is_back() -> None:
     (asked,) = cluster.look().actions
     assert isinstance(asked, AskExecutors)
     (request,) = asked.requests
-    assert (request.address, request.is_pooled) == (cluster.pod["status"]["podIP"], False)  # type: ignore[index]
+    assert (request.address, request.still) == (cluster.pod["status"]["podIP"], StillIfIdle(1, 900))  # type: ignore[index]
     cluster.now += timedelta(seconds=1)
     cluster.has_been_idle(100)
     assert cluster.look() == Plan(requeue_seconds=800)
