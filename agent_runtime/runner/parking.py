@@ -23,7 +23,7 @@ from agent_runtime.runner.log import configure, log, write_termination_log
 from agent_runtime.sandboxes.base import Fence, Fenced, FileError, SandboxFailure, WorkspaceLimit
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
 from rollout_api.base import ApiModel
-from rollout_api.cluster import EXECUTOR_PORT, KEY_FILE, RUNNER_FOLDER, executor_token
+from rollout_api.cluster import EXECUTOR_PORT, KEY_FILE, RUNNER_FOLDER, STORED_IN_PART, executor_token
 from rollout_api.records import Layer
 
 STATE: Final = "state.json"
@@ -65,6 +65,8 @@ class ParkedState(ApiModel):
     mode: str
     workspaces: list[ParkedWorkspace]
     """In the order in which they were created: parents before their forks, leaders before those that join them."""
+    result: str
+    """A sentence about what is stored, for people."""
 
 
 async def store(executor: ExecutorClient, parking: int, folder: Store) -> str:
@@ -72,31 +74,41 @@ async def store(executor: ExecutorClient, parking: int, folder: Store) -> str:
 
     The Sandbox can be used again after `release` only: a try does not know whether it is the last one.
 
-    Raises ParkingFailed, StorageError, SandboxFailure and FileError.
+    Raises ParkingFailed, StorageError and SandboxFailure.
     """
     await _keep_still(executor, True, parking)
     own = _folder_of(folder, parking)
     layers = Layers(own, own)
     kept: list[ParkedWorkspace] = []
     left_out: dict[str, str] = {}
+    is_in_part = False
     found = await _listed(executor)
     for each in found:
         why = _reason_to_leave_out(each, left_out)
         if why is None:
-            kept.append(await _stored(executor, each, layers))
-        else:
+            try:
+                kept.append(await _stored(executor, each, layers))
+            except FileError as error:
+                where = f"{error.path}: " if error.path else ""
+                is_in_part, why = True, f"its files cannot be stored: {where}{error}"
+        if why is not None:
             left_out[each["id"]] = why
-    state = ParkedState(mode=(await executor.health())["mode"], workspaces=kept)
+    sentence = f"{len(kept)} of {len(found)} workspaces, {sum(each.layer.bytes for each in kept)} bytes"
+    sentence = "; ".join([sentence, *(f"left out {name}: {why}" for name, why in left_out.items())])
+    if is_in_part and not kept:
+        raise ParkingFailed(sentence)
+    result = f"{STORED_IN_PART}{sentence}" if is_in_part else sentence
+    state = ParkedState(mode=(await executor.health())["mode"], workspaces=kept, result=result)
     # Not model_dump_json: names that are not UTF-8 are lone surrogates, which only this writes.
-    # Another try of this parking may have written it before.
-    await own.create(STATE, json.dumps(state.model_dump()).encode())
-    stored = f"{len(kept)} of {len(found)} workspaces, {sum(each.layer.bytes for each in kept)} bytes"
-    return "; ".join([stored, *(f"left out {name}: {why}" for name, why in left_out.items())])
+    if await own.create(STATE, json.dumps(state.model_dump()).encode()):
+        return result
+    # Another try of this parking was first. It may have left out more or less.
+    return (await _read_state(own)).result
 
 
 async def _stored(executor: ExecutorClient, found: Mapping[str, Any], layers: Layers) -> ParkedWorkspace:
     if found["made"].get("volumes"):
-        raise ParkingFailed(f"workspace {found['id']} has volumes, which cannot be stored; delete it first")
+        raise FileError("", "it has volumes; delete it before the Sandbox is parked")
     chunks = executor.stream(f"/workspaces/{found['id']}/snapshot")
     return ParkedWorkspace(
         made=found["made"],

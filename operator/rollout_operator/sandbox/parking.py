@@ -21,6 +21,7 @@ from rollout_api.cluster import (
     PARKING_ANNOTATION,
     POD_ANNOTATION,
     RUNNER_FOLDER,
+    STORED_IN_PART,
     by_hand_name,
     executor_token,
     parking_labels,
@@ -50,6 +51,8 @@ from rollout_operator.sandbox.reasons import PARKED, READY, FinishedReason, exec
 
 PARKING, STORE_FAILED, RESTORING, RESTORE_FAILED = "Parking", "StoreFailed", "Restoring", "RestoreFailed"
 RESTORED: Final = "Restored"
+IN_PART: Final = "StoredInPart"
+"""Reason of Parked, which is False: the pod is kept, because it has files that are not stored."""
 
 RETRIES: Final = 3
 """Failures of a Job's pods after which it has failed. Kubernetes' pauses before them are 10, 20 and 40 s."""
@@ -134,6 +137,10 @@ def _store(seen: Observed, spec: SandboxSpec) -> Plan:
         if ending := steps.ending(seen, seen.pod, was_ready=True):
             return steps.finish(seen, ending)
         return _create_job(seen, spec, seen.pod, "store")
+    if job.state == "Succeeded" and job.message.startswith(STORED_IN_PART):
+        return _report(
+            seen, "Warning", IN_PART, job.message, STORE_FAILED, condition(PARKED, False, IN_PART, job.message)
+        )
     if job.state == "Succeeded":
         event = Event("Normal", PARKED, job.message or "its files are stored")
         return Plan(status=status.parked(seen, event.message).wire(), events=(event,))
@@ -148,9 +155,9 @@ def _store(seen: Observed, spec: SandboxSpec) -> Plan:
 def _after_failure(seen: Observed, spec: SandboxSpec) -> Plan:
     """Keep the pod. It is used again when `running` is true, once its executor is released."""
     if seen.pod is None:
-        return steps.without_its_pod(seen)
+        return _parked_in_part(seen, steps.without_its_pod(seen))
     if ending := steps.ending(seen, seen.pod, was_ready=True):
-        return steps.finish(seen, ending)
+        return _parked_in_part(seen, steps.finish(seen, ending))
     job = _job_of(seen, "release")
     if not spec.running or len(seen.jobs) > (job is not None):
         return Plan(deletes(seen, seen.jobs), requeue_seconds=steps.lost_in(seen))
@@ -160,6 +167,15 @@ def _after_failure(seen: Observed, spec: SandboxSpec) -> Plan:
         words = job.message or "its executor does not answer"
         return Plan((_pause(seen), *deletes(seen, seen.jobs)), events=(Event("Warning", RESTORE_FAILED, words),))
     return _ready_again(seen, spec, seen.pod) if job.state == "Succeeded" else Plan(requeue_seconds=steps.lost_in(seen))
+
+
+def _parked_in_part(seen: Observed, finished: Plan) -> Plan:
+    """Return the plan of a Sandbox whose pod has ended: it is parked if a part is stored, and else `finished`."""
+    parked = find(seen.status.conditions, PARKED)
+    if finished.status is None or parked is None or parked.reason != IN_PART:
+        return finished
+    event = Event("Warning", PARKED, f"its pod has ended; {parked.message}")
+    return Plan(status=status.parked(seen, parked.message).wire(), events=(event,))
 
 
 def _stay_parked(seen: Observed) -> Plan:

@@ -109,6 +109,39 @@ def test_idle_sandbox_is_parked_by_itself_and_not_while_a_command_runs(cluster: 
     assert sandbox.run("cat", "file") == "mine\n"
 
 
+DEEP = """
+import os
+for _ in range(60):
+    os.mkdir("d" * 90)
+    os.chdir("d" * 90)
+"""
+
+
+def test_workspace_that_cannot_be_stored_keeps_the_pod_and_the_others_outlive_it(
+    cluster: Cluster, namespace: str
+) -> None:
+    sandbox = parkable(cluster, namespace)
+    sandbox.run("python3", "-c", DEEP)
+
+    def store_in_part() -> None:
+        set_running(sandbox, False)
+        is_done = lambda: sandbox.condition("Parked").get("reason") == "StoredInPart" or None  # noqa: E731
+        eventually(is_done, 120, lambda: describe(sandbox))
+        assert "left out main: " in sandbox.condition("Parked")["message"]
+
+    store_in_part()
+    set_running(sandbox, True)
+    wait_until_back(sandbox)
+    assert sandbox.run("cat", "/srv/theirs/file") == "theirs"
+    store_in_part()
+    cluster.kubectl("delete", "pod", sandbox.name, "-n", namespace, "--wait=false")
+    eventually(lambda: sandbox.condition("Parked").get("status") == "True" or None, 120, lambda: describe(sandbox))
+    set_running(sandbox, True)
+    wait_until_back(sandbox)
+    assert sandbox.run("cat", "other", workspace="other") == "other\n"
+    assert sandbox.object["status"]["parking"] == 2
+
+
 @pytest.mark.alone
 @pytest.mark.full
 def test_parked_sandbox_comes_back_on_another_node_and_after_the_loss_of_that_one(

@@ -16,6 +16,7 @@ import pytest
 from agent_runtime.recording.store import StorageError, Store
 from agent_runtime.runner.parking import STATE, ParkedState, ParkingFailed, run
 from agent_runtime.sandboxes.base import SandboxFailure
+from rollout_api.cluster import STORED_IN_PART
 from tests.integration.executor.test_life import until_made
 
 IDLE_SECONDS = 900
@@ -245,3 +246,35 @@ async def test_failed_workspace_and_what_needs_it_are_left_out(
         assert said.startswith("1 of 3 workspaces, ")
         assert "; left out fails: it has failed: " in said
         assert "; left out joined: it " in said
+
+
+DEEP = """
+import os
+os.chdir("/home")
+for _ in range(60):
+    os.mkdir("d" * 90)
+    os.chdir("d" * 90)
+"""
+
+
+async def test_workspace_that_cannot_be_stored_does_not_keep_others_from_it(
+    start_executor: Any, connect: Any, tmp_path: Path
+) -> None:
+    executor = start_executor("Overlay", places=3)
+    async with used(connect, executor) as client:
+        assert (await client.run(["python3", "-c", DEEP], cwd="/"))["exitCode"] == 0
+        with pytest.raises(ParkingFailed, match=r"0 of 1 .*left out .* 4096 bytes or more"):
+            await parking("store", executor, tmp_path, 1)
+        await parking("release", executor, tmp_path, 1)
+        orders: list[dict[str, Any]] = [{"id": "good"}, {"id": "volumes", "volumes": {"data": "/data"}, "shares": True}]
+        for order in orders:
+            assert (await client.call("POST", "/workspaces", json=order)).status == 200
+        said = await parking("store", executor, tmp_path, 2)
+        assert said.startswith(f"{STORED_IN_PART}1 of 3 workspaces, ")
+        assert f"; left out {client.workspace}: its files cannot be stored: home/ddd" in said
+        assert "; left out volumes: its files cannot be stored: it has volumes" in said
+        path = tmp_path / "2" / STATE
+        state = ParkedState.model_validate(json.loads(path.read_text()))
+        assert [each.id for each in state.workspaces] == ["good"]
+        path.write_text(json.dumps(state.model_copy(update={"result": "of another try"}).model_dump()))
+        assert await parking("store", executor, tmp_path, 2) == "of another try"

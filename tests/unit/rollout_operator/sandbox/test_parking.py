@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollout_api.cluster import PARKED_ANNOTATION, PARKING_ANNOTATION, POD_ANNOTATION
+from rollout_api.cluster import PARKED_ANNOTATION, PARKING_ANNOTATION, POD_ANNOTATION, STORED_IN_PART
 from rollout_api.on_cluster.sandbox_pod import Identity, executor_config
 from rollout_api.sandbox import SandboxSpec, SandboxStatus, WorkspaceMode
 from rollout_operator.actions import AskExecutors, Create, Delete, EnsureKey, Patch, Plan, Remember, StillIfIdle
@@ -42,6 +42,8 @@ class Cluster:
         self.nodes = {name: node(name) for name in ("n1", "n2")}
         self.stored = False
         """Whether the store has the files as they are."""
+        self.part_stored = False
+        """Whether the store has some of them, and that is the best there is if the pod ends."""
         self.stored_as = ""
         """Number of the last parking that was stored."""
         self.files_in: str | None = None
@@ -111,7 +113,7 @@ class Cluster:
         elif kind == "Pod" and self.pod is not None and self.pod["metadata"]["uid"] == uid:
             has_ended = any(each["type"] == "Finished" for each in self.conditions())
             assert self.is_parked() or has_ended, "a pod was deleted before its files were stored"
-            assert self.stored or has_ended, "Parked is True, and nothing is stored"
+            assert self.stored or self.part_stored or has_ended, "Parked is True, and nothing is stored"
             if at_once:
                 self.lose_pod()
             else:
@@ -146,9 +148,10 @@ class Cluster:
         if how == "Succeeded" and what == "store":
             assert self.files_in == uid, "files of a pod without them are stored"
             assert int(number) > int(self.stored_as or 0) or number == self.stored_as
-            self.stored, self.stored_as = True, number
+            self.part_stored = words.startswith(STORED_IN_PART)
+            self.stored, self.stored_as = not self.part_stored, number
         if how == "Succeeded" and what == "restore":
-            assert self.stored
+            assert self.stored or self.part_stored
             assert number == self.stored_as
             # A complete copy of what is stored. Work in it makes it the only one.
             self.files_in = uid
@@ -266,6 +269,46 @@ def test_failed_store_keeps_the_pod_and_says_why() -> None:
     cluster.ends("s-unpark", "Succeeded")
     cluster.act(2)
     assert (cluster.condition("Ready"), cluster.jobs, cluster.pod is not None) == (("True", "Running"), {}, True)
+
+
+def stored_in_part() -> Cluster:
+    cluster = serving()
+    cluster.set_running(False)
+    cluster.act(2)
+    cluster.ends("s-park", "Succeeded", f"{STORED_IN_PART}1 of 2 workspaces")
+    cluster.act(2)
+    assert cluster.condition("Parked") == ("False", "StoredInPart")
+    assert (cluster.condition("Ready"), cluster.jobs) == (("False", "StoreFailed"), {})
+    assert "deletionTimestamp" not in cluster.pod["metadata"]  # type: ignore[index]
+    return cluster
+
+
+def test_sandbox_that_was_stored_in_part_keeps_its_pod_and_is_used_again() -> None:
+    cluster = stored_in_part()
+    cluster.set_running(True)
+    cluster.act(2)
+    cluster.ends("s-unpark", "Succeeded")
+    cluster.act(2)
+    assert cluster.condition("Ready") == ("True", "Running")
+    cluster.lose_pod()
+    cluster.now += timedelta(seconds=10)
+    cluster.act()
+    assert cluster.condition("Finished") == ("True", "PodDeleted"), "what was stored is older than what was lost"
+
+
+def test_sandbox_that_was_stored_in_part_is_parked_when_its_pod_ends() -> None:
+    cluster = stored_in_part()
+    cluster.pod["status"]["containerStatuses"][0]["state"] = ended(137)  # type: ignore[index]
+    cluster.act(2)
+    assert (cluster.condition("Parked"), cluster.condition("Ready")) == (("True", "Stored"), ("False", "Parked"))
+    cluster.lose_pod()
+    cluster.set_running(True)
+    cluster.act(2)
+    cluster.starts()
+    cluster.act()
+    cluster.ends("s-unpark", "Succeeded")
+    cluster.act()
+    assert cluster.condition("Ready") == ("True", "Running")
 
 
 def test_job_of_an_earlier_parking_decides_nothing() -> None:
@@ -437,7 +480,7 @@ class Lives(RuleBasedStateMachine):
         pod = self.cluster.pod
         assert pod is not None
         assert self.accidents or self.cluster.files_in == pod["metadata"]["uid"], "Ready without its files"
-        self.cluster.stored = False
+        self.cluster.stored = self.cluster.part_stored = False
 
     @precondition(lambda self: self.cluster.is_running())
     @rule(seconds=st.sampled_from([0, 900]), answered=st.booleans())
@@ -445,10 +488,14 @@ class Lives(RuleBasedStateMachine):
         self.cluster.has_been_idle(seconds, answered=answered)
 
     @precondition(lambda self: any("pod" not in job for job in self.cluster.jobs.values()))
-    @rule(how=st.sampled_from(["Succeeded", "Succeeded", "Failed"]), rounds=st.integers(0, 3))
-    def a_job_ends(self, how: str, rounds: int) -> None:
+    @rule(
+        how=st.sampled_from(["Succeeded", "Succeeded", "Failed"]),
+        words=st.sampled_from(["", "", STORED_IN_PART]),
+        rounds=st.integers(0, 3),
+    )
+    def a_job_ends(self, how: str, words: str, rounds: int) -> None:
         name = next(name for name, job in self.cluster.jobs.items() if "pod" not in job)
-        self.cluster.ends(name, how)
+        self.cluster.ends(name, how, words)
         self.cluster.act(rounds)
 
     @precondition(lambda self: self.cluster.pod is not None and not self.cluster.is_running())
