@@ -37,6 +37,7 @@ CATALOG_AGENTS = (
     "MiniSWEAgent",
     "Aider",
     "OpenHands",
+    "Terminus",
 )
 """Agents that are published programs; `agent_runtime/agents/catalog` has the facts about each."""
 PROGRAM_AGENTS = (COMMAND_AGENT, *CATALOG_AGENTS)

