@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from agent_rollouts.agents import AgentContext, BaseAgent, agent
     from agent_rollouts.client import Client, GroupFinished
     from agent_rollouts.models import FunctionModel, ToolCall
-    from agent_rollouts.session import FinishedGroup, JobStream, RolloutSession, ServedPolicy
+    from agent_rollouts.session import (
+        FinishedGroup,
+        JobStream,
+        RolloutSession,
+        ServedPolicy,
+        WeightPush,
+        WeightPushHook,
+    )
     from agent_rollouts.tasks import RolloutJob, Task, load_manifest
     from agent_rollouts.tools import ToolContext, ToolResult, tool
 
@@ -34,6 +41,8 @@ __all__ = [
     "ToolCall",
     "ToolContext",
     "ToolResult",
+    "WeightPush",
+    "WeightPushHook",
     "__version__",
     "agent",
     "load_manifest",

@@ -3,5 +3,6 @@
 from agent_runtime.engine.session import FinishedGroup, RolloutSession
 from rolloutctl.job_stream import JobStream
 from rolloutctl.policy import ServedPolicy
+from rolloutctl.weight_push import WeightPush, WeightPushHook
 
-__all__ = ["FinishedGroup", "JobStream", "RolloutSession", "ServedPolicy"]
+__all__ = ["FinishedGroup", "JobStream", "RolloutSession", "ServedPolicy", "WeightPush", "WeightPushHook"]

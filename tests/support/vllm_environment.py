@@ -21,13 +21,18 @@ def installed_vllm_python() -> Path:
 
 def run_with_vllm(module: str, *arguments: object) -> str:
     """Run a module of this repository with vLLM's packages, and ours where vLLM has none; return its output."""
+    with start_with_vllm(module, *arguments) as process:
+        output, _ = process.communicate()
+    assert process.returncode == 0, f"{module} ended with {process.returncode}"
+    return output
+
+
+def start_with_vllm(module: str, *arguments: object) -> subprocess.Popen[str]:
+    """Start such a module; its output can be read."""
     ours = sysconfig.get_paths()["platlib"]
     command = [installed_vllm_python(), "-c", _BOTH, ours, module, *arguments]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        list(map(str, command)), stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env=environment, check=True
-    )
-    return done.stdout
+    return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env=environment)
 
 
 def write_tiny_llama(folder: Path, version: int) -> None:

@@ -65,6 +65,7 @@ class Fleet:
         calls: int = 1,
         tokens_per_second: int = 100,
         most_tokens: int = 80,
+        hook: str = "",
     ) -> None:
         """
         Args:
@@ -75,6 +76,7 @@ class Fleet:
             calls: of each runner on each server, at any time.
             tokens_per_second: of each call.
             most_tokens: of each call.
+            hook: of another trainer than the fleet's own.
         """
         self.folder, self.mode = folder, mode
         _write_weights(folder / "model", 0)
@@ -82,7 +84,7 @@ class Fleet:
         self.pods = [Pod(f"s-{index}", f"uid-{index}", _free_port()) for index in range(servers)]
         self.policy: dict[str, Any] = {"version": 0}
         self.acknowledged: dict[str, int | None] = {f"job/{index}": None for index in range(runners)}
-        self.hook = ""
+        self.hook = hook
         self.trainer_away = False
         self.asked_hook: list[dict[str, Any]] = []
         self.streams: list[Stream] = []
@@ -98,7 +100,8 @@ class Fleet:
     async def __aenter__(self) -> Self:
         self.http = await self._stack.enter_async_context(aiohttp.ClientSession())
         self._stack.push_async_callback(self._stop)
-        await self._start_hook()
+        if not self.hook:
+            await self._start_hook()
         for pod in self.pods:
             policies = Policies(self.folder / pod.name, lambda: os.environ)
             engine = f"http://127.0.0.1:{pod.port}"
