@@ -123,7 +123,10 @@ def files(cluster: Cluster, namespace: str, engine: Engine) -> Iterator[Object]:
         mounts.append({"name": name, "mountPath": str(folder), "readOnly": True})
     cluster.apply(*persistent, *claims)
     path = f"{python.parent}:/usr/local/bin:/usr/bin:/bin"
-    container = {"name": "engine", "volumeMounts": mounts, "env": [{"name": "PATH", "value": path}]}
+    # The folders may be below root's home, which is closed to others.
+    root = {"runAsUser": 0, "runAsNonRoot": False}
+    variables = [{"name": "PATH", "value": path}]
+    container = {"name": "engine", "volumeMounts": mounts, "env": variables, "securityContext": root}
     yield {"initContainers": small_containers(), "volumes": volumes, "containers": [container]}
     cluster.kubectl("delete", "persistentvolume", *(made["metadata"]["name"] for made in persistent), "--wait=false")
 
