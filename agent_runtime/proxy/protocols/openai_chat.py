@@ -61,6 +61,9 @@ class OpenAIChat(OpenAIErrors):
 
     def parse(self, body: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
         notes = Notes()
+        if body.get("reasoning_effort") == "default":
+            # Harbor's word for the model's own effort, which vLLM refuses.
+            body = {**body, "reasoning_effort": None}
         unknown = FIELDS.check(body, notes, passes_unknown=True)
         one(body, "n")
         if body.get("modalities") not in (None, ["text"]):

@@ -270,6 +270,13 @@ async def test_request_without_a_required_field_is_refused(server: InferenceServ
     assert error_of(answer)["message"]
 
 
+async def test_unknown_reasoning_effort_is_refused(server: InferenceServer) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": "default"}
+    status, answer = await server.ask("POST", "/v1/chat/completions/render", body)
+    assert status == 400
+    assert "reasoning_effort" in str(answer)
+
+
 # --- The prefix cache ---
 
 

@@ -44,11 +44,19 @@ def adapter_of(server: VllmStandIn, name: Any) -> str | None:
     raise errors.not_served(name)
 
 
+EFFORTS = (None, "none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""vLLM 0.32, vllm/entrypoints/openai/chat_completion/protocol.py: ChatCompletionRequest.reasoning_effort."""
+
+
 def chat_ids(server: VllmStandIn, body: Mapping[str, Any]) -> list[int]:
     """Return the rendered prompt of a chat request. Raises ApiError."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError("messages: Field required", param="messages")
+    if body.get("reasoning_effort") not in EFFORTS:
+        raise ApiError(
+            f"reasoning_effort: Input should be 'none', 'minimal', 'low', ..., got {body['reasoning_effort']!r}"
+        )
     tools = body.get("tools") or []
     choice = body.get("tool_choice", "auto" if tools else "none")
     if tools and choice != "none" and not server.tool_parser:

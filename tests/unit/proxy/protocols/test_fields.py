@@ -203,6 +203,10 @@ def test_sampling_reaches_the_engine_from_every_protocol() -> None:
     }
 
 
+def test_default_reasoning_effort_is_left_to_the_model() -> None:
+    assert CHAT_API.parse(CHAT | {"reasoning_effort": "default"}, lambda id: None).sampling.extra == {}
+
+
 def test_tools_of_every_protocol_are_converted_to_the_chat_form() -> None:
     schema = {"type": "object", "properties": {}}
     function = {"name": "run", "description": "Run.", "parameters": schema}
