@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import math
+import os
 import posixpath
 import shlex
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,16 +40,20 @@ from agent_runtime.sandboxes.base import (
     StoredLayer,
     WorkspaceLimit,
     WorkspaceSpec,
+    build_limits,
 )
 from agent_runtime.sandboxes.images.files import this_architecture
 from agent_runtime.sandboxes.prepare import failed_command, prepared_id, setup_text
 from agent_runtime.shared_tasks import has_failed, shared
 from rollout_api.files import Dockerfile
-from rollout_api.sandbox import NetworkAccess
+from rollout_api.sandbox import NetworkAccess, Resources
 from rollout_api.services import HealthCheck
 
 # Docker's defaults of HEALTHCHECK: of interval and timeout, and of retries.
 DOCKER_CHECK_SECONDS, DOCKER_CHECK_TRIES = 30.0, 3
+# How shells, C programs, Python and Java report that they could not start a process or thread.
+_NO_PROCESS = (os.strerror(errno.EAGAIN), "annot fork", "can't start new thread", "unable to create native thread")
+_TOO_LARGE = (os.strerror(errno.EFBIG), str(signal.strsignal(signal.SIGXFSZ)))
 # A shorter line of a secret, such as a brace, occurs in ordinary output.
 _HIDDEN_LINE = 8
 
@@ -177,7 +184,8 @@ class Builder:
         for position, (keyed, entry) in enumerate(zip(chain.steps, stored, strict=True)):
             below = chain.steps[position - 1].key if position else None
             make = partial(self._make, recipe, chain, keyed, below, tuple(layers), spec)
-            layers.append(await self._layer(keyed.key, recipe.seconds, entry, make))
+            limits = digest(recipe.seconds, build_limits(spec.resources).wire())
+            layers.append(await self._layer(keyed.key, limits, entry, make))
         return Made(chain.image, tuple(layers), chain.settings, chain.key, recipe.dockerfile)
 
     async def _set_up(self, spec: WorkspaceSpec, below: str | None) -> StoredLayer:
@@ -188,7 +196,7 @@ class Builder:
         make = partial(self._make_setup, spec, key, below, limits)
         return await self._layer(key, limits, await self._find(key), make)
 
-    async def _layer(self, key: str, limits: object, found: BuildEntry | None, make: Callable[[], Any]) -> StoredLayer:
+    async def _layer(self, key: str, limits: str, found: BuildEntry | None, make: Callable[[], Any]) -> StoredLayer:
         """Return the layer of a step that was found stored, or else is made."""
         if found is not None:
             self._options.on_step(found, True)
@@ -251,7 +259,7 @@ class Builder:
         where = f"Dockerfile, line {step.line}: {step.text}"
         if chain.image == SCRATCH:
             raise SetupFailed(f"{where}: FROM scratch is not supported, because a step needs the files of an image")
-        network = spec.network.get("setup", "None")
+        network, limits = spec.network.get("setup", "None"), build_limits(spec.resources)
         try:
             with contextlib.ExitStack() as stack:
                 # Before this step has a place: with few places, two builds could wait for each other's.
@@ -260,7 +268,7 @@ class Builder:
                     hands = StepFiles(workspace, chain.base.has_one_user)
                     await hands.make_folders(step.folders, chain.base.user)
                     if isinstance(step, RunStep):
-                        await self._run(step, hands, taken, recipe, where, network, chain.base.user)
+                        await self._run(step, hands, taken, recipe, where, network, limits, chain.base.user)
                     elif isinstance(step, CopyStep):
                         await hands.copy(step, taken[0])
                     await workspace.kill_all(key="4:end")
@@ -270,7 +278,10 @@ class Builder:
                     )
                     self._options.on_step(entry, False)
                     return entry
-        except (FileError, CopyProblem, WorkspaceLimit, LayerTooLarge) as error:
+        except WorkspaceLimit as error:
+            hint = f"; {_disk_hint(limits)}" if error.cause == "Disk" else ""
+            raise SetupFailed(f"{where}: {error}{hint}") from error
+        except (FileError, CopyProblem, LayerTooLarge) as error:
             raise SetupFailed(f"{where}: {error}") from error
 
     async def _inputs(
@@ -329,6 +340,7 @@ class Builder:
         recipe: Recipe,
         where: str,
         network: NetworkAccess,
+        limits: Resources,
         default_user: str | None,
     ) -> None:
         workspace, env = hands.workspace, dict(step.env)
@@ -361,7 +373,8 @@ class Builder:
         )
         if not result.ok:
             shown = _without(self._options.secrets.values(), result)
-            raise SetupFailed(failed_command(where, shown, seconds=recipe.seconds, limit="the task's build time limit"))
+            message = failed_command(where, shown, seconds=recipe.seconds, limit="the task's build time limit")
+            raise SetupFailed("\n".join([message, *_reached_limits(shown, limits)]))
         await workspace.kill_all(key="3:end")
         if step.script is not None:
             await workspace.remove(SCRIPT, key="4:script", owner=ROOT)
@@ -401,6 +414,23 @@ def _health_check(settings: Settings) -> HealthCheck | None:
     return HealthCheck(
         command=command, seconds=math.ceil((given.start_period or 0) + tries), timeout_seconds=math.ceil(timeout)
     )
+
+
+def _disk_hint(limits: Resources) -> str:
+    return (
+        f"a build step may write {limits.disk} and as much as it leaves free, and in a sandbox pod what the pod may; "
+        "write less, raise sandbox.resources.disk, or free some disk"
+    )
+
+
+def _reached_limits(result: CommandResult, limits: Resources) -> Iterable[str]:
+    """Yield a line for each limit that a failed command may have reached: programs report the kernel's refusals."""
+    output = result.end_of_output
+    if result.cause == "Processes" or any(said in output for said in _NO_PROCESS):
+        most = limits.processes or "8,192, the default,"
+        yield f"A build step may have {most} processes and threads: start fewer, or raise sandbox.resources.processes."
+    if result.signal == signal.SIGXFSZ or any(said in output for said in _TOO_LARGE):
+        yield f"A file is larger than allowed: {_disk_hint(limits)}."
 
 
 def _without(secret_values: Iterable[bytes], result: CommandResult) -> CommandResult:

@@ -47,7 +47,7 @@ class BuildWorkspaces:
         name: str,
         user: str | None = ROOT,
     ) -> AsyncIterator[Workspace]:
-        """A workspace of an image with these layers, and without the task's limits and settings."""
+        """A workspace of an image with these layers, with the limits of builds and without the task's settings."""
         wanted = WorkspaceSpec(
             group=f"{self._label}-{secrets.token_hex(6)}",
             working_dir="/",
@@ -57,7 +57,7 @@ class BuildWorkspaces:
             # Of the same kind as the task's own workspace, so that both can be in one sandbox of a cluster.
             resources=spec.resources,
             network=spec.network,
-            is_limited=False,
+            is_build=True,
             is_single=True,
             alone=spec.alone,
             start_seconds=spec.start_seconds,

@@ -15,6 +15,8 @@ class Limits:
     processes: int | None = None
     disk_bytes: int | None = None
     file_bytes: int | None = None
+    leaves_free: bool = False
+    """Whether it must leave as many bytes of the disk free as it uses, so that it cannot fill the disk."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
+from rollout_api.base import quantity, quantity_value
+from rollout_api.cluster import MOST_LAYER_BYTES
 from rollout_api.files import Dockerfile, TaskFile
 from rollout_api.sandbox import NetworkAccess, Phase, Resources
 from rollout_api.services import HealthCheck, ServiceState
@@ -30,6 +32,9 @@ SANDBOX_MEMORY = "SandboxMemory"
 """Reason of a workspace that was ended within its limits, because its sandbox had no memory left for all."""
 OOM_KILLED = "OOMKilled"
 """Reason of a pod or a workspace in which the kernel has ended processes because memory was used up, by whomever."""
+
+BUILD_DISK: Final = MOST_LAYER_BYTES
+"""Bytes that a step of a Dockerfile may write, unless its task may write more: layers above that could not be restored."""
 
 
 class Evidence(StrEnum):
@@ -184,8 +189,8 @@ class WorkspaceSpec:
     user: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     resources: Resources = Resources()
-    is_limited: bool = True
-    """Whether `resources` limit the workspace; without it, only its sandbox's limits do."""
+    is_build: bool = False
+    """Whether a step of a Dockerfile is made in it. It then has the limits of builds, and cannot fill the disk."""
     network: Mapping[Phase, NetworkAccess] = field(default_factory=dict)
     files: Sequence[TaskFile] = ()
     setup: Sequence[str] = ()
@@ -214,6 +219,20 @@ class WorkspaceSpec:
     """CMD of its Dockerfile."""
     health: HealthCheck | None = None
     """The Dockerfile's own health check."""
+
+    @property
+    def limits(self) -> Resources:
+        """Return the limits of the workspace itself; `resources` also select its sandbox."""
+        return build_limits(self.resources) if self.is_build else self.resources
+
+
+def build_limits(resources: Resources) -> Resources:
+    """Return the limits of a build step of a task with these limits.
+
+    It may need more memory and disk than the task. Processes are limited, because all workspaces of a pod share them.
+    """
+    disk = max(BUILD_DISK, int(quantity_value(resources.disk or "0")))
+    return Resources(processes=resources.processes, disk=quantity(disk))
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def prepared_id(spec: WorkspaceSpec) -> str:
         "image": spec.image,
         "layers": [layer.digest for layer in spec.layers],
         "bare": spec.is_bare,
-        "resources": spec.resources.wire() if spec.is_limited else None,
+        "resources": spec.limits.wire(),
         "start": None if spec.start is None else spec.start.name,
     }
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -19,7 +19,7 @@ from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import Fence, SandboxProvider, WorkspaceSpec
 from rollout_api.files import ContextFile, Dockerfile
-from rollout_api.sandbox import NetworkAccess
+from rollout_api.sandbox import NetworkAccess, Phase, Resources
 
 # Prints all properties of a root but times, inode numbers, and the link counts of folders. Left out are the parts of a
 # workspace that do not come from its image.
@@ -77,7 +77,8 @@ class Builds:
     secrets: Mapping[str, bytes] = field(default_factory=dict)
     steps: list[tuple[BuildEntry, bool]] = field(default_factory=list)
     """Steps of all builds, and whether each was stored before."""
-    network: NetworkAccess = "None"
+    resources: Resources = Resources()
+    network: Mapping[Phase, NetworkAccess] = field(default_factory=dict)
     count: int = 0
 
     @property
@@ -105,7 +106,8 @@ class Builds:
             working_dir="/",
             dockerfile=dockerfile,
             working_dir_of_image=True,
-            network={"setup": self.network},
+            network=self.network,
+            resources=self.resources,
         )
 
     async def build(self, dockerfile: Dockerfile) -> WorkspaceSpec:

@@ -99,7 +99,7 @@ class Host:
         self.tool_nice = os.getpriority(os.PRIO_PROCESS, 0) + (_TOOL_NICE if _in_container() else 0)
         self.watch = Watch(self)
         # If the disk is full and workspaces use at least half of it, one of them uses at least this much.
-        self._share = max(_LEAST_SHARE_BYTES, self._room() // (2 * self.places))
+        self._share = max(_LEAST_SHARE_BYTES, self.room() // (2 * self.places))
 
     async def create(self, spec: WorkspaceSpec) -> Workspace:
         """Create a workspace. Raises WorkspaceFailure."""
@@ -217,9 +217,9 @@ class Host:
     @property
     def is_disk_full(self) -> bool:
         """Whether the disk is full, whatever filled it."""
-        return self._room() < _FULL_BYTES
+        return self.room() < _FULL_BYTES
 
-    def _room(self) -> float:
+    def room(self) -> float:
         """Return the bytes that can still be written, in files of at least `_bytes_a_file`."""
         info = os.statvfs(self.written)
         # A file system that is read-only, or reports no size as some in-memory ones, is never full.
@@ -238,7 +238,7 @@ class Host:
         async with self._blaming:
             while self._removals:
                 await asyncio.wait(self._removals)
-            members, room = list(workspace.members), self._room()
+            members, room = list(workspace.members), self.room()
             used = sum(member.last.disk_bytes for member in members)
             for member in members:
                 with contextlib.suppress(WorkspaceFailure):
@@ -258,7 +258,7 @@ class Host:
             patience = time.monotonic() + _FREED_SECONDS
             while not (workspace.has_filled_disk or self._removals) and time.monotonic() < patience:
                 await asyncio.sleep(_FREED_SECONDS / 50)
-                if not self._removals and self._room() - room >= self._share:
+                if not self._removals and self.room() - room >= self._share:
                     # There is space again. Any writer may have freed it, so this workspace may have filled the disk.
                     await workspace.fail(
                         "WorkspaceEnded", "the disk was full, and had free space again after this workspace was ended"

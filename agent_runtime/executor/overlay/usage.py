@@ -56,15 +56,21 @@ def is_largest(usage: Usage, others: Iterable[Usage], cause: str) -> bool:
     return all(amount(usage) >= amount(other) for other in others if other.processes)
 
 
-def excess(usage: Usage, limits: Limits) -> str | None:
-    """Return the limit that a workspace exceeds, as a cause (`Memory`, `Disk`, `Processes`)."""
+def excess(usage: Usage, limits: Limits, free: float) -> str | None:
+    """Return the limit that a workspace exceeds, as a cause (`Memory`, `Disk`, `Processes`). `free`: bytes of the disk."""
     if limits.memory_bytes is not None and usage.memory_bytes > limits.memory_bytes:
         return "Memory"
     if usage.processes > (limits.processes or MAX_PROCESSES) or usage.descriptors > MAX_DESCRIPTORS:
         return "Processes"
-    if limits.disk_bytes is not None and usage.disk_bytes > limits.disk_bytes:
-        return "Disk"
-    return None
+    most = disk_limit(limits, free)
+    return "Disk" if most is not None and usage.disk_bytes > most else None
+
+
+def disk_limit(limits: Limits, free: float) -> float | None:
+    """Return the most bytes of disk that a workspace may use while `free` others are left; None: any number."""
+    most = math.inf if limits.disk_bytes is None else limits.disk_bytes
+    most = min(most, free) if limits.leaves_free else most
+    return None if most == math.inf else most
 
 
 def fair_nice(runnable: int, processors: int, ordinary: int = 0) -> int:

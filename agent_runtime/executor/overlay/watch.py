@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent_runtime.executor.host import WorkspaceFailure
+from agent_runtime.executor.host import Limits, WorkspaceFailure
 from agent_runtime.executor.init.processes import Process, all_processes, descendants, live_threads, runnable_threads
 from agent_runtime.executor.init.trees import remove_entry
 from agent_runtime.executor.overlay.memory import last_mark
@@ -23,6 +23,7 @@ from agent_runtime.executor.overlay.usage import (
     MAX_NICE,
     KernelKills,
     Usage,
+    disk_limit,
     exact_memory_bytes,
     excess,
     fair_nice,
@@ -300,7 +301,7 @@ class Watch:
         if abs(used - observation.file_system_used) > _DISK_STEP_BYTES and observation.counting is None:
             observation.file_system_used = used
             observation.counting = asyncio.create_task(self._count(workspace, observation))
-        cause = excess(total([workspace.last, *others]), limits)
+        cause = excess(total([workspace.last, *others]), limits, self._free(limits))
         # The use of another member may be an upper bound until its own next check.
         was_over, observation.is_over = observation.is_over or not others, cause is not None
         if (
@@ -412,7 +413,8 @@ class Watch:
         began = time.monotonic()
         try:
             # Counting many files takes long, so the count stops when it exceeds a limit.
-            limits = [limit for limit in (workspace.spec.limits.disk_bytes, self._disk_limit) if limit is not None]
+            own = disk_limit(workspace.spec.limits, self._free(workspace.spec.limits))
+            limits = [int(limit) for limit in (own, self._disk_limit) if limit is not None]
             enough = max(min(limits), observation.stopped_at) if limits else sys.maxsize
             counted = await self._host.measure_disk(workspace, enough=enough)
             disk = counted.bytes + observation.hidden
@@ -447,6 +449,10 @@ class Watch:
                 break
             await asyncio.sleep(_CHECK_SECONDS)
 
+    def _free(self, limits: Limits) -> float:
+        """Return the bytes of disk that are free, if these limits depend on it."""
+        return self._host.room() if limits.leaves_free else math.inf
+
     def _file_system_used(self) -> int:
         info = os.statvfs(self._host.written)
         return (info.f_blocks - info.f_bfree) * info.f_frsize
@@ -454,7 +460,9 @@ class Watch:
 
 def _limited(workspace: Workspace) -> bool:
     limits = workspace.spec.limits
-    return any(limit is not None for limit in (limits.memory_bytes, limits.processes, limits.disk_bytes))
+    return limits.leaves_free or any(
+        limit is not None for limit in (limits.memory_bytes, limits.processes, limits.disk_bytes)
+    )
 
 
 def _remove_contents(folder: int) -> None:

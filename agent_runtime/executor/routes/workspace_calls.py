@@ -39,6 +39,7 @@ async def create(call: Call) -> dict[str, Any]:
             processes=limits.whole("processes", None, least=1),
             disk_bytes=limits.whole("diskBytes", None, least=1),
             file_bytes=limits.whole("fileBytes", None, least=1),
+            leaves_free=limits.flag("leavesFree", False),
         ),
         env=fields.environment("env"),
         user=fields.text("user", None, pattern=r"[^\0]+", expected="a name, a uid or uid:gid"),

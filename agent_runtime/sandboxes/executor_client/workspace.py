@@ -46,7 +46,7 @@ from agent_runtime.sandboxes.executor_client.model_port import serve_model
 from agent_runtime.sandboxes.executor_client.values import bytes_of, file_stat, limits_of, not_started
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from agent_runtime.sandboxes.services import without_proxy
-from rollout_api.sandbox import NetworkAccess, Phase, Resources
+from rollout_api.sandbox import NetworkAccess, Phase
 
 # Longest wait for output in one request, because proxies and NAT tables close connections that are silent for a minute.
 WAIT_SECONDS = 25.0
@@ -119,7 +119,7 @@ class ExecutorWorkspace:
             "joins": None if joins is None else joins.name,
             "shares": bool(self._spec.services),
             "volumes": dict(self._spec.volumes),
-            "limits": limits_of(self._spec.resources if self._spec.is_limited else Resources()),
+            "limits": {**limits_of(self._spec.limits), "leavesFree": self._spec.is_build},
             "env": {**without_proxy(self._spec.services), **environment, **self._spec.env},
             "user": self._spec.user,
             "workingDir": self._spec.working_dir,

@@ -62,7 +62,7 @@ OTHERS: Mapping[str, Any] = {
     "group": "g2",
     "tenant": "other",
     "resources": Resources(memory="1Gi"),
-    "is_limited": False,
+    "is_build": True,
     "setup_seconds": 5,
     "stores_setup": True,
     "start_seconds": 5,

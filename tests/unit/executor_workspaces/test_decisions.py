@@ -116,16 +116,23 @@ def test_any_user_list_gives_an_identity_or_a_refusal(user: str, passwd: bytes, 
 
 def test_each_limit_has_its_own_cause() -> None:
     limits = Limits(memory_bytes=100, processes=10, disk_bytes=1000)
-    assert excess(Usage(100, 10, 1000), limits) is None
-    assert excess(Usage(101, 11, 1001), limits) == "Memory"
-    assert excess(Usage(100, 11, 1001), limits) == "Processes"
-    assert excess(Usage(0, 0, 1001), limits) == "Disk"
-    assert excess(Usage(10**12, MAX_PROCESSES, 10**12, MAX_DESCRIPTORS), Limits()) is None
+    assert excess(Usage(100, 10, 1000), limits, 0) is None
+    assert excess(Usage(101, 11, 1001), limits, 0) == "Memory"
+    assert excess(Usage(100, 11, 1001), limits, 0) == "Processes"
+    assert excess(Usage(0, 0, 1001), limits, 0) == "Disk"
+    assert excess(Usage(10**12, MAX_PROCESSES, 10**12, MAX_DESCRIPTORS), Limits(), 0) is None
+
+
+@pytest.mark.parametrize(("used", "most", "free"), [(1001, None, 1000), (1001, 5000, 1000), (1001, 1000, 5000)])
+def test_workspace_that_leaves_free_may_use_no_more_disk_than_is_left(used: int, most: int | None, free: int) -> None:
+    limits = Limits(disk_bytes=most, leaves_free=True)
+    assert excess(Usage(disk_bytes=used), limits, free) == "Disk"
+    assert excess(Usage(disk_bytes=1000), limits, free) is None
 
 
 def test_default_limits_apply_to_processes_threads_and_descriptors() -> None:
-    assert excess(Usage(processes=MAX_PROCESSES + 1), Limits()) == "Processes"
-    assert excess(Usage(descriptors=MAX_DESCRIPTORS + 1), Limits()) == "Processes"
+    assert excess(Usage(processes=MAX_PROCESSES + 1), Limits(), 0) == "Processes"
+    assert excess(Usage(descriptors=MAX_DESCRIPTORS + 1), Limits(), 0) == "Processes"
 
 
 usages = st.dictionaries(
