@@ -54,6 +54,8 @@ DOCKER_CHECK_SECONDS, DOCKER_CHECK_TRIES = 30.0, 3
 # How shells, C programs, Python and Java report that they could not start a process or thread.
 _NO_PROCESS = (os.strerror(errno.EAGAIN), "annot fork", "can't start new thread", "unable to create native thread")
 _TOO_LARGE = (os.strerror(errno.EFBIG), str(signal.strsignal(signal.SIGXFSZ)))
+# How programs report that they could not become another user, or give a file to one.
+_NO_OTHER_USER = (os.strerror(errno.EINVAL), os.strerror(errno.EPERM))
 # A shorter line of a secret, such as a brace, occurs in ordinary output.
 _HIDDEN_LINE = 8
 
@@ -268,7 +270,7 @@ class Builder:
                     hands = StepFiles(workspace, chain.base.has_one_user)
                     await hands.make_folders(step.folders, chain.base.user)
                     if isinstance(step, RunStep):
-                        await self._run(step, hands, taken, recipe, where, network, limits, chain.base.user)
+                        await self._run(step, hands, taken, recipe, where, network, limits, chain.base)
                     elif isinstance(step, CopyStep):
                         await hands.copy(step, taken[0])
                     await workspace.kill_all(key="4:end")
@@ -341,7 +343,7 @@ class Builder:
         where: str,
         network: NetworkAccess,
         limits: Resources,
-        default_user: str | None,
+        base: Base,
     ) -> None:
         workspace, env = hands.workspace, dict(step.env)
         mounted = []
@@ -369,12 +371,12 @@ class Builder:
             deadline_seconds=recipe.seconds,
             cwd=step.working_dir,
             env=env,
-            user=step.user or default_user,
+            user=step.user or base.user,
         )
         if not result.ok:
             shown = _without(self._options.secrets.values(), result)
             message = failed_command(where, shown, seconds=recipe.seconds, limit="the task's build time limit")
-            raise SetupFailed("\n".join([message, *_reached_limits(shown, limits)]))
+            raise SetupFailed("\n".join([message, *_hints(shown, limits, base)]))
         await workspace.kill_all(key="3:end")
         if step.script is not None:
             await workspace.remove(SCRIPT, key="4:script", owner=ROOT)
@@ -423,14 +425,20 @@ def _disk_hint(limits: Resources) -> str:
     )
 
 
-def _reached_limits(result: CommandResult, limits: Resources) -> Iterable[str]:
-    """Yield a line for each limit that a failed command may have reached: programs report the kernel's refusals."""
+def _hints(result: CommandResult, limits: Resources, base: Base) -> Iterable[str]:
+    """Yield what may explain that a command failed, by the kernel's refusals that programs report."""
     output = result.end_of_output
     if result.cause == "Processes" or any(said in output for said in _NO_PROCESS):
         most = limits.processes or "8,192, the default,"
         yield f"A build step may have {most} processes and threads: start fewer, or raise sandbox.resources.processes."
     if result.signal == signal.SIGXFSZ or any(said in output for said in _TOO_LARGE):
         yield f"A file is larger than allowed: {_disk_hint(limits)}."
+
+    if base.has_one_user and (result.start_error is not None or any(said in output for said in _NO_OTHER_USER)):
+        yield (
+            "Without root, a build has one user, to whom all files belong: it cannot change owners or run as another user. "
+            "Run as root, or in a cluster, or leave this step out."
+        )
 
 
 def _without(secret_values: Iterable[bytes], result: CommandResult) -> CommandResult:

@@ -2,6 +2,7 @@
 
 import asyncio
 import shlex
+import sys
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,15 @@ from typing import Any
 import pytest
 
 from agent_runtime.sandboxes.base import CommandResult, Fence, SandboxProvider, WorkspaceSpec
+from agent_runtime.sandboxes.local.environment import readable_by, running_environment
 from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.files import TaskFile
 from rollout_api.sandbox import SandboxTemplate
 from tests.support.dummy_sandboxes import DummyProvider, Files, ended
 
+REPOSITORY = Path(__file__).parents[3]
 FIRST = Fence(1, "first")
+NOBODY = 65534
 
 
 FETCH = "import sys, urllib.request\nprint(urllib.request.urlopen(sys.argv[1], timeout=30).read().decode())"
@@ -59,6 +63,19 @@ async def small_shell(command: str | Sequence[str], files: Files) -> CommandResu
         else:
             output += text
     return ended(0, output)
+
+
+def python_for_nobody() -> tuple[str, str]:
+    """Return an interpreter that any user may start, and the PYTHONPATH by which it finds this repository and its
+    libraries.
+    """
+    libraries = f"{REPOSITORY}:{Path(pytest.__file__).parents[1]}"
+    if readable_by(running_environment(), NOBODY):
+        return sys.executable, libraries
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    system = Path(f"/usr/bin/python{version}")
+    assert system.exists(), f"install Python {version} where every user can start it, to test as an ordinary user"
+    return str(system), libraries
 
 
 @dataclass

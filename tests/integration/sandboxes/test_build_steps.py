@@ -2,19 +2,23 @@
 
 import asyncio
 import os
+import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agent_runtime.sandboxes import base
 from agent_runtime.sandboxes.base import SetupFailed
 from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.files import Dockerfile
 from rollout_api.sandbox import Resources
-from tests.integration.sandboxes.conftest import FIRST, spec, template
+from tests.integration.sandboxes.conftest import FIRST, NOBODY, python_for_nobody, spec, template
 from tests.support.dockerfile_trees import Builds
 
 THIS_MACHINE = "agent-rollouts-quickstart"
@@ -84,3 +88,68 @@ async def test_step_that_forks_without_end_names_the_limit_of_processes(builds: 
     ):
         await builds.build(dockerfile(started))
     await builds.build(dockerfile("RUN for i in $(seq 20); do sleep 1 & done; wait"))
+
+
+# By the proxy itself, because urllib asks no proxy for addresses of this machine.
+FETCH = (
+    """python3 -c 'import http.client, sys; proxy = http.client.HTTPConnection("127.0.0.1", 3128); """
+    """proxy.request("GET", sys.argv[1]); answer = proxy.getresponse(); assert answer.status == 200, answer.read(); """
+    """print(answer.read().decode())'"""
+)
+
+
+async def test_step_has_the_network_of_the_setup_and_never_that_of_the_agent(builds: Builds) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text="said")
+
+    server = TestServer(web.Application())
+    server.app.router.add_get("/", answer)
+    await server.start_server()
+    try:
+        reached: list[str] = [f"127.0.0.1:{server.port}"]
+        fetch = f"RUN {FETCH} http://{reached[0]}/ > /fetched"
+        builds.network = {"setup": reached}
+        built = await builds.build(dockerfile(fetch))
+        assert await builds.output_of(built, "cat", "/fetched") == "said\n"
+        builds.network = {"setup": "None", "agent": reached, "verifier": reached}
+        with pytest.raises(SetupFailed, match=r"line 2: RUN python3 .* ended with exit code 1"):
+            await builds.build(dockerfile(fetch))
+        builds.network = {"setup": reached}
+        with pytest.raises(SetupFailed, match=r"line 2: RUN .* ended with exit code 1"):
+            await builds.build(dockerfile(fetch.replace("RUN", "RUN --network=none")))
+    finally:
+        await server.close()
+
+
+BUILDS_WITHOUT_ROOT = Path(__file__).with_name("building_without_root.py")
+
+
+@only_root
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["RUN echo a > /a", "WORKDIR /made", "COPY --chown=3:4 a.txt ."], "built"),
+        (["RUN touch /a && chown 3:4 /a"], "line 2: .*Without root, a build has one user.*Run as root"),
+        (["USER 33", "RUN id"], "line 3: .*Without root, a build has one user"),
+        (["RUN exit 3"], "line 2: RUN exit 3 ended with exit code 3, expected 0$"),
+    ],
+)
+def test_step_that_needs_other_users_says_that_root_is_missing(lines: list[str], expected: str) -> None:
+    python, libraries = python_for_nobody()
+    folder = tempfile.mkdtemp()
+    os.chown(folder, NOBODY, NOBODY)
+    try:
+        done = subprocess.run(
+            [python, str(BUILDS_WITHOUT_ROOT), folder, *lines],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": libraries, "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd="/",
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        assert re.search(expected, done.stdout.strip(), re.DOTALL), done.stdout
+    finally:
+        shutil.rmtree(folder)

@@ -21,15 +21,13 @@ import pytest
 from agent_runtime.sandboxes.base import Checkable, Fence, Fenced, FileError, SandboxFailure, Workspace, WorkspaceLimit
 from agent_runtime.sandboxes.executor_client import silence
 from agent_runtime.sandboxes.factory import open_provider
-from agent_runtime.sandboxes.local.environment import readable_by, running_environment
+from agent_runtime.sandboxes.local.environment import running_environment
 from agent_runtime.sandboxes.local.provider import LocalProvider, _plain_homes
 from rollout_api.rollout_job import RolloutJobSpec
 from rollout_api.sandbox import Provider
-from tests.integration.sandboxes.conftest import FIRST, spec, template
+from tests.integration.sandboxes.conftest import FIRST, NOBODY, REPOSITORY, python_for_nobody, spec, template
 
-REPOSITORY = Path(__file__).parents[3]
 CRASHING_RUNNER = Path(__file__).with_name("crashing_runner.py")
-NOBODY = 65534
 only_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="is about what root's tools become; as a user, they are that user"
 )
@@ -489,19 +487,6 @@ async def test_missing_pytest_names_the_other_python_on_path(
     own = running_environment().bin
     told = [warning for warning in provider.warnings if warning.startswith("PATH of commands:")]
     assert told == ([] if has_pytest else [f"PATH of commands: {own} first, because {machine}/python3 has no pytest"])
-
-
-def python_for_nobody() -> tuple[str, str]:
-    """Return an interpreter that any user may start, and the PYTHONPATH by which it finds this repository and its
-    libraries.
-    """
-    libraries = f"{REPOSITORY}:{Path(pytest.__file__).parents[1]}"
-    if readable_by(running_environment(), NOBODY):
-        return sys.executable, libraries
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    system = Path(f"/usr/bin/python{version}")
-    assert system.exists(), f"install Python {version} where every user can start it, to test as an ordinary user"
-    return str(system), libraries
 
 
 @only_root
