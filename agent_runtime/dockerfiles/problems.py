@@ -1,4 +1,4 @@
-"""What this project cannot build in a Dockerfile, found without building it. Pure."""
+"""What this project cannot build in a Dockerfile, and its base image, found without building it. Pure."""
 
 from __future__ import annotations
 
@@ -31,3 +31,16 @@ def problems_of(text: str, arguments: Mapping[str, str]) -> Sequence[Problem]:
             found += failed.problems
         settings.append(start)
     return sorted(dict.fromkeys(found), key=lambda problem: problem.line)
+
+
+def base_of(text: str, arguments: Mapping[str, str], target: str | None) -> str | None:
+    """Return the image below the last stage of a Dockerfile, or below the stage `target`; None if it cannot be read."""
+    parsed = parse(text)
+    try:
+        below = bases(parsed, arguments, _ANY_MACHINE)
+    except PlanFailed:
+        return None
+    base: int | str | None = len(below) - 1 if target is None else parsed.stage(target)
+    while isinstance(base, int):
+        base = below[base]
+    return base

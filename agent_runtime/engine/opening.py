@@ -14,7 +14,7 @@ from agent_runtime.agents.registry import find_agent
 from agent_runtime.builds.build import Builder, BuildOptions
 from agent_runtime.builds.cache import BuildCache
 from agent_runtime.builds.provider import BuildingProvider
-from agent_runtime.dockerfiles.problems import problems_of
+from agent_runtime.dockerfiles.problems import base_of, problems_of
 from agent_runtime.engine.attempt.assignment import Rollout
 from agent_runtime.engine.attempt.mcp import server_keys
 from agent_runtime.engine.attempt.snapshots import SnapshotStore
@@ -47,10 +47,11 @@ from agent_runtime.sandboxes.factory import open_provider
 from agent_runtime.sandboxes.no_sandbox import NoSandboxes
 from agent_runtime.tasks import TaskProblem, TaskSourceError
 from agent_runtime.tasks.images import rewritten
-from agent_runtime.tasks.problems import with_new_services, with_unstored_setup
+from agent_runtime.tasks.problems import with_new_services, with_other_base, with_unstored_setup
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.registry import open_tools
 from rollout_api.base import quantity_value
+from rollout_api.files import Dockerfile
 from rollout_api.model import ModelSpec
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, Mode, RolloutJob
 from rollout_api.sandbox import Provider, WorkspaceMode
@@ -137,6 +138,26 @@ def about_services(job: RolloutJob, tasks: Sequence[Task]) -> list[TaskProblem]:
     ]
     unstored = [task.name for task in served if task.setup] if job.spec.sandbox.store_setup else []
     return [*with_new_services(ungraded), *with_unstored_setup(unstored)]
+
+
+def about_bases(job: RolloutJob, tasks: Sequence[Task]) -> list[TaskProblem]:
+    """Return a warning of services that a cluster cannot run, because its providers cannot read a second image."""
+    given = job.spec.tasks.dockerfiles or Dockerfiles()
+
+    def base(dockerfile: Dockerfile | None, image: str | None) -> str | None:
+        if dockerfile is None:
+            return image
+        found = base_of(dockerfile.text, {**given.args, **dockerfile.args}, dockerfile.target)
+        return None if found is None else rewritten(found, given.bases)
+
+    others = []
+    for task in tasks:
+        image = task.sandbox.apply(job.spec.sandbox).image if task.services else None
+        for service in task.services:
+            own, its = base(task.dockerfile, image), base(service.dockerfile or task.dockerfile, image)
+            if own != its:
+                others.append(f"{service.name} of {task.name} ({its}, not {own})")
+    return with_other_base(others)
 
 
 async def check_tasks(

@@ -97,5 +97,16 @@ def with_unstored_setup(names: Sequence[str]) -> list[TaskProblem]:
     return [TaskProblem("spec.sandbox.storeSetup", None, message)]
 
 
+def with_other_base(services: Sequence[str]) -> list[TaskProblem]:
+    """Return a warning that names services with another base image than their tasks; empty if there are none."""
+    if not services:
+        return []
+    message = (
+        f"cannot run in a cluster, where a service has the base image of its task: {_shown(services)}; give both the same "
+        "one in tasks.dockerfiles.bases"
+    )
+    return [TaskProblem("services", None, message)]
+
+
 def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + (", …" if len(names) > NAMES_SHOWN else "")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from agent_runtime.engine.branching.sources import find_origins
 from agent_runtime.engine.check import CheckRow, check_job
-from agent_runtime.engine.opening import RunEnvironment, about_services, check_tasks, missing_programs
+from agent_runtime.engine.opening import RunEnvironment, about_bases, about_services, check_tasks, missing_programs
 from agent_runtime.engine.validation import wrong_fields
 from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.plugins.registry import load_plugins, unused_hooks
@@ -85,7 +85,7 @@ def validate(
     unused = (
         [TaskProblem(str(manifest), None, text) for text in unused_hooks(plugins)] if job.spec.agent.is_program else []
     )
-    warnings = [*loaded.warnings, *about_services(job, loaded.tasks), *unused]
+    warnings = [*loaded.warnings, *about_services(job, loaded.tasks), *about_bases(job, loaded.tasks), *unused]
     # Looking for the verifiers' programs starts sandboxes, which pull their images.
     looks = not offline or all(task.sandbox.apply(job.spec.sandbox).image is None for task in loaded.tasks)
     run_environment = RunEnvironment(base_dir, os.environ, provider)

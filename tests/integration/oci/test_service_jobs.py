@@ -252,6 +252,7 @@ def test_a_service_has_the_files_and_the_program_of_its_own_image(
     own = task("images", served, solution=["true"], verifier={"mode": "Shared", "commands": checks})
     tasks = {"inline": [own], "dockerfiles": {"bases": {"web": f"oci-archive:{archive}"}}}
     write_job(tmp_path, tasks, groupSize=3)
+    assert "cannot run in a cluster" in run(tmp_path, "validate", "job.yaml", "--offline")
     run(tmp_path, "run", "job.yaml")
     assert [result["reward"] for result in results(tmp_path)] == [1.0] * 3
 
