@@ -69,11 +69,12 @@ class ModelSilent:
 
 @dataclass(frozen=True)
 class StepBuilt:
-    """A step of a Dockerfile was made and stored."""
+    """A step of a Dockerfile, or a setup, was made and stored, or was found stored. Tasks that share it repeat the event."""
 
     step: str
     seconds: float
     bytes: int
+    was_stored: bool = False
 
 
 @dataclass(frozen=True)

@@ -322,8 +322,7 @@ async def open_run(
 
 def _build_options(job: RolloutJob, run_environment: RunEnvironment, label: str, observer: Observer) -> BuildOptions:
     def report(entry: BuildEntry, was_stored: bool) -> None:
-        if not was_stored:
-            observer(StepBuilt(entry.step, entry.seconds, entry.layer.bytes))
+        observer(StepBuilt(entry.step, entry.seconds, entry.layer.bytes, was_stored))
 
     given = job.spec.tasks.dockerfiles or Dockerfiles()
     values = {name: run_environment.environ.get(variable) for name, variable in given.secrets.items()}

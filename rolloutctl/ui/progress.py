@@ -52,6 +52,8 @@ class Tally:
         self._here = 0
         """Rollouts sealed by this process, from which the rate is computed."""
         self._reward_sum, self._rewarded = 0.0, 0
+        self._steps: dict[tuple[str, float, int], bool] = {}
+        """Whether each step of Dockerfiles was stored when this process first needed it."""
 
     def add(self, event: Event) -> None:
         if isinstance(event, JobStarted):
@@ -69,6 +71,8 @@ class Tally:
             self.sealed += 1
             self._here += 1
             self._count(event.result)
+        elif isinstance(event, StepBuilt):
+            self._steps.setdefault((event.step, event.seconds, event.bytes), event.was_stored)
 
     def _count(self, result: Result) -> None:
         self.outcomes[result.outcome.value] += 1
@@ -92,6 +96,12 @@ class Tally:
         if self.total is None or not self.per_minute:
             return None
         return 60 * (self.total - self.sealed) / self.per_minute
+
+    def steps_line(self) -> str | None:
+        """Return how many steps were found and made; None if none was needed."""
+        found = sum(self._steps.values())
+        made = len(self._steps) - found
+        return f"Steps of Dockerfiles and setups: {found} found stored, {made} made." if self._steps else None
 
     def line(self) -> str:
         total = "?" if self.total is None else str(self.total)
@@ -136,7 +146,7 @@ def _lines(event: Event) -> list[tuple[str, str]]:
         return [(f"Rollout {event.index}, attempt {event.attempt}: {event.reason}: {event.message} ({then})", "yellow")]
     if isinstance(event, ModelCallFailing) and event.message is not None:
         return [(f"A model call of rollout {event.index} failed and is retried: {event.message}", "yellow")]
-    if isinstance(event, StepBuilt) and event.seconds >= SHOWN_BUILD_SECONDS:
+    if isinstance(event, StepBuilt) and not event.was_stored and event.seconds >= SHOWN_BUILD_SECONDS:
         return [(f"Built in {duration(event.seconds)}, {event.bytes / 1e6:.1f} MB: {event.step}", "")]
     if isinstance(event, ModelSilent) and not event.calls:
         return [("The model answers again.", "green")]
@@ -181,7 +191,9 @@ class Display:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Stop."""
+        """Stop, and print what is known only at the end."""
+        if (steps := self._tally.steps_line()) is not None:
+            self._console.print(Text(steps), soft_wrap=True)
 
     def __call__(self, event: Event) -> None:
         self._say(event)
@@ -224,6 +236,7 @@ class Plain(Display):
     def __exit__(self, *exception: object) -> None:
         if self._tally.sealed:
             self._print()
+        super().__exit__(*exception)
 
     def __call__(self, event: Event) -> None:
         super().__call__(event)
@@ -250,6 +263,7 @@ class Live(Display):
 
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
+        super().__exit__(*exception)
 
     def __call__(self, event: Event) -> None:
         super().__call__(event)

@@ -81,6 +81,7 @@ def test_run_that_is_killed_in_a_build_goes_on_after_the_last_step(tmp_path: Pat
     entries = [json.loads(path.read_text()) for path in (tmp_path / "out/builds").iterdir()]
     told = run(tmp_path, "run", "job.yaml")
     assert told.count("Built in") == 1
+    assert "Steps of Dockerfiles and setups: 1 found stored, 1 made." in told
     assert [result["reward"] for result in results(tmp_path)] == [1.0, 1.0]
     after = [json.loads(path.read_text()) for path in (tmp_path / "out/builds").iterdir()]
     assert [entry for entry in entries if entry not in after] == [], "a stored step is not made again"

@@ -1,5 +1,6 @@
 """The display of a run shows what happened."""
 
+import dataclasses
 import io
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from agent_runtime.engine.events import (
     PluginFailed,
     RolloutSealed,
     RolloutStarted,
+    StepBuilt,
     ToolEnded,
     VerifierFailed,
 )
@@ -130,6 +132,14 @@ def test_the_same_failure_over_and_over_does_not_flood_the_log() -> None:
     text = plain([started(100), *failures])
     assert text.count("node gone") == 5
     assert "not shown" in text
+
+
+def test_steps_that_were_found_and_made_are_counted_once_each_at_the_end() -> None:
+    found, made = StepBuilt("RUN a", 5, 10, was_stored=True), StepBuilt("RUN b", 5, 10)
+    text = plain([started(2), found, found, made, dataclasses.replace(made, was_stored=True)])
+    assert text.count("Built in") == 1
+    assert text.endswith("Steps of Dockerfiles and setups: 1 found stored, 1 made.\n")
+    assert "Steps of" not in plain([started(2)])
 
 
 @pytest.mark.parametrize(
