@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import io
 import random
+import re
 import tarfile
 import zipfile
 from pathlib import Path
+
+from agent_runtime.dockerfiles.parse import parse
 
 _WHEEL = "tool-1.0-py3-none-any.whl"
 
@@ -410,3 +413,29 @@ def generated(seed: int) -> str:
             lines.append(f"WORKDIR /g/work/{chance.choice('xyz')}")
     lines += ["RUN true", "FROM first", "COPY --from=first /g /from"]
     return "\n".join([*lines, ""])
+
+
+_NEEDS_NETWORK = re.compile(
+    r"\b(apt|apt-get|add-apt-repository|apk|dnf|yum|pip|pip3|uv|conda|npm|npx|yarn|gem|cargo|curl|wget)\b"
+    r"|\bgit clone\b|\bgo (get|install)\b"
+)
+
+
+def offline(text: str, base: str) -> str:
+    """Return a Dockerfile over `base`, without the RUN instructions that seem to need a network."""
+    parsed, lines = parse(text), text.splitlines()
+    stages = {stage.start.name for stage in parsed.stages}
+    starts = sorted(
+        line for stage in parsed.stages for line in (stage.start.line, *(found.line for found in stage.instructions))
+    )
+    kept = lines[: starts[0] - 1]
+    for start, end in zip(starts, [*(line - 1 for line in starts[1:]), len(lines)], strict=True):
+        instruction = "\n".join(lines[start - 1 : end])
+        name, _, rest = instruction.partition(" ")
+        if name.upper() == "RUN" and _NEEDS_NETWORK.search(rest):
+            continue
+        if name.upper() == "FROM":
+            words = [word for word in rest.split() if not word.startswith("--platform")]
+            instruction = " ".join(["FROM", words[0] if words[0].lower() in stages else base, *words[1:]])
+        kept.append(instruction)
+    return "\n".join([*kept, ""])

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import random
 import shutil
 import subprocess
@@ -26,7 +27,7 @@ from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.files import ContextFile, Dockerfile
 from rollout_api.sandbox import SandboxTemplate
 from tests.integration.oci.conftest import Buildah
-from tests.support.dockerfile_corpus import CORPUS, generated, write_corpus_context
+from tests.support.dockerfile_corpus import CORPUS, generated, offline, write_corpus_context
 from tests.support.dockerfile_trees import Builds, differences, dockerfile_of, tree_of_buildah
 
 BASE = "debian:12"
@@ -216,13 +217,38 @@ async def test_environments_of_tasks_equal_buildahs_images(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(60))
 async def test_generated_changes_equal_buildahs_images(
     builds: Builds, buildah: Buildah, tmp_path: Path, seed: int
 ) -> None:
     folder = tmp_path / "context"
     write_corpus_context(folder)
     assert not await _compare(builds, buildah, folder, generated(seed))
+
+
+PUBLIC = os.environ.get("ROLLOUT_PUBLIC_TASKS", "")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not PUBLIC, reason="ROLLOUT_PUBLIC_TASKS names no folder with Dockerfiles of public tasks")
+async def test_public_environments_equal_buildahs_images(builds: Builds, buildah: Buildah, tmp_path: Path) -> None:
+    """Up to 20 folders at random, over our base image and without the steps that need a network."""
+    found = sorted(path.parent for path in Path(PUBLIC).rglob("Dockerfile"))
+    compared = 0
+    for number, source in enumerate(random.Random(0).sample(found, min(20, len(found)))):
+        folder = tmp_path / str(number)
+        shutil.copytree(source, folder, symlinks=True)
+        text = offline((source / "Dockerfile").read_text(), BASE)
+        try:
+            differing = await _compare(builds, buildah, folder, text)
+        except subprocess.CalledProcessError:
+            # It needs what a removed step would have installed, or a newer buildah.
+            print(f"{source}: buildah fails")
+            continue
+        compared += 1
+        print(f"{source}: {text.count('RUN')} RUN, {len(differing)} files differ")
+        assert not {path: both for path, both in differing.items() if not path.startswith(LEFT_BY_BUILDAH)}, source
+    assert compared, f"{PUBLIC} has no Dockerfile that buildah can build here"
 
 
 def written(text: str, **files: str) -> Dockerfile:
