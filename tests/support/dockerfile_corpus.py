@@ -383,8 +383,9 @@ def generated(seed: int) -> str:
         return chance.choice(
             (
                 f"mkdir -p {one}",
-                f"mkdir -p $(dirname {one}) && echo {number} > {one}",
-                f"echo {number} >> {one}",
+                # Not into a fifo, because opening it waits for a reader.
+                f"mkdir -p $(dirname {one}) && test ! -p {one} && echo {number} > {one}",
+                f"test -p {one} || echo {number} >> {one}",
                 f"rm -rf {one}",
                 f"rm -rf {one} && mkdir -p {one}",
                 f"rm -rf {one}/* && touch {one}/{number}",
