@@ -3,6 +3,7 @@ with the version whose weights sampled it.
 """
 
 import asyncio
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,7 @@ SGLANG = Engine(
     turns=8,
     tokens=16,
     sampled="sglang:realtime_tokens_total{",
+    env=({"name": "SGLANG_USE_CPU_ENGINE", "value": "1"},),
 )
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(2400)]
@@ -83,7 +85,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @pytest.fixture
-def files(cluster: Cluster, namespace: str, engine: Engine) -> Iterator[Object]:
+def files(cluster: Cluster, namespace: str, engine: Engine, tmp_path: Path) -> Iterator[Object]:
     """`podTemplate.spec` of a pod in which the engine's packages are: volumes of this machine, because an image of them
     would be 7 GB, and each node needs it twice.
     """
@@ -92,6 +94,11 @@ def files(cluster: Cluster, namespace: str, engine: Engine) -> Iterator[Object]:
     folders = {"engine": python.parents[1]}
     if (base := python.resolve().parents[1]) != Path("/usr"):
         folders["python"] = base  # the image has no such Python
+    libraries = folders["libraries"] = tmp_path / "libraries"
+    libraries.mkdir()
+    listed = subprocess.run(["/sbin/ldconfig", "-p"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    (numa,) = [line.rpartition("=> ")[2] for line in listed.splitlines() if "libnuma.so.1 (libc6,x86-64)" in line]
+    shutil.copy(numa, libraries / "libnuma.so.1")
     volumes, mounts = [], []
     persistent, claims = list[Object](), list[Object]()
     for name, folder in folders.items():
@@ -125,7 +132,7 @@ def files(cluster: Cluster, namespace: str, engine: Engine) -> Iterator[Object]:
     path = f"{python.parent}:/usr/local/bin:/usr/bin:/bin"
     # The folders may be below root's home, which is closed to others.
     root = {"runAsUser": 0, "runAsNonRoot": False}
-    variables = [{"name": "PATH", "value": path}]
+    variables = [{"name": "PATH", "value": path}, {"name": "LD_LIBRARY_PATH", "value": str(libraries)}]
     container = {"name": "engine", "volumeMounts": mounts, "env": variables, "securityContext": root}
     yield {"initContainers": small_containers(), "volumes": volumes, "containers": [container]}
     cluster.kubectl("delete", "persistentvolume", *(made["metadata"]["name"] for made in persistent), "--wait=false")
