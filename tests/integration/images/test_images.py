@@ -138,12 +138,8 @@ def test_changed_file_changes_only_the_images_that_contain_it(tmp_path: Path) ->
     assert changed_by("constraints.txt") == {"operator", "runtime", "quickstart", *on_runtime}
     assert changed_by("tests/support/vllm_server/model.py") == {"vllm-standin"}
     assert changed_by("examples/train/server.py") == {"lake-policy"}
-    assert changed_by("hack/images/examples.Dockerfile") == {
-        "quickstart",
-        "mini-swe-agent",
-        "vllm-standin",
-        "lake-policy",
-        "vllm",
-    }
-    everything = {"operator", "runtime", "executor", "quickstart", "mini-swe-agent", "vllm", *on_runtime}
+    of_examples = {"quickstart", "mini-swe-agent", "coding-agents"}
+    assert changed_by("agent_runtime/agents/catalog/pi.py") == {"coding-agents", "runtime", *on_runtime}
+    assert changed_by("hack/images/examples.Dockerfile") == {*of_examples, "vllm-standin", "lake-policy"}
+    everything = {"operator", "runtime", "executor", *of_examples, *on_runtime}
     assert changed_by("Dockerfile") == everything
