@@ -11,6 +11,7 @@ from functools import partial
 
 TICK_SECONDS = 5.0
 """Callers must read a `WorkingTime` at least this often while they measure."""
+_LEAST_SECONDS = 0.001
 
 
 class WorkingTime:
@@ -53,7 +54,8 @@ async def working_timeout(seconds: float) -> AsyncIterator[WorkingTime]:
         def look() -> None:
             nonlocal timer
             if (left := ends - clock()) > 0:
-                timer = loop.call_later(min(left, TICK_SECONDS), look)
+                # A rest that is smaller than the clock's steps would be looked at again and again.
+                timer = loop.call_later(min(max(left, _LEAST_SECONDS), TICK_SECONDS), look)
             else:
                 timeout.reschedule(loop.time())
 

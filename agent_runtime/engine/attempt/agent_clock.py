@@ -19,6 +19,10 @@ Span = tuple[float, float]
 T = TypeVar("T")
 
 
+LEAST_SECONDS = 0.001
+"""Shortest deadline, and shortest time until the clock looks again."""
+
+
 class AgentClock:
     """Counts from `start`. All times are in seconds. `used_before` is the time used under earlier runners
     (`agent_seconds_of`).
@@ -74,7 +78,7 @@ class AgentClock:
 
     def left(self) -> float:
         """Return the agent's remaining time; always more than 0, so that it can be used as a deadline."""
-        return max(0.001, self.seconds - self.used())
+        return max(LEAST_SECONDS, self.seconds - self.used())
 
     async def untimed(self, waiting: Awaitable[T]) -> T:
         """Wait for something without using the agent's time."""
@@ -139,7 +143,8 @@ class AgentClock:
             return
         loop, left = asyncio.get_running_loop(), math.inf if self._waits else self.seconds - self.used()
         if left > 0:
-            self._tick = loop.call_later(min(left, TICK_SECONDS), self._keep_ticking)
+            # At least so long: a rest that is smaller than the clock's steps would be looked at again and again.
+            self._tick = loop.call_later(min(max(left, LEAST_SECONDS), TICK_SECONDS), self._keep_ticking)
         else:
             self._timeout.reschedule(loop.time())
 

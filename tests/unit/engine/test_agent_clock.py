@@ -2,6 +2,7 @@
 
 import asyncio
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -101,6 +102,24 @@ def test_silence_of_a_sandbox_is_not_the_agents_time_up_to_the_agents_whole_time
             time.now += 10
         silence(False)
         assert clock.used() == 5 * (call + 1) + max(0, 40 * (call + 1) - 60)
+
+
+async def test_a_rest_below_the_steps_of_the_clock_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adding it to the loop's time may change nothing, and the loop would do nothing else."""
+    time, loop, delays = Time(), asyncio.get_running_loop(), list[float]()
+    call_later = loop.call_later
+
+    def noted(delay: float, *arguments: Any) -> asyncio.TimerHandle:
+        delays.append(delay)
+        return call_later(delay, *arguments)
+
+    monkeypatch.setattr(loop, "call_later", noted)
+    clock = AgentClock(60, 0.0, time)
+    async with clock.running():
+        time.now = 60 - 1e-14
+        clock.exclude(0, 0)
+        assert 0 < clock.seconds - clock.used() < 1e-13
+    assert min(delays) >= agent_clock.LEAST_SECONDS
 
 
 async def test_agent_timeout_differs_from_an_agent_that_raises_timeout_error() -> None:
