@@ -251,9 +251,11 @@ def test_engine_serves_a_job_over_policy_updates_a_failed_load_and_a_rollback(
     assert {0, 1} == {version for versions in over_the_update for version in versions}
     assert any({0, 1} <= set(versions) for versions in over_the_update), "it came under a rollout"
 
-    (tmp_path / "config.json").write_bytes((checkpoints / "1" / "config.json").read_bytes())
-    (tmp_path / "model.safetensors").write_bytes(b"no weights")
-    broken = upload(cluster, namespace, tmp_path, "broken")
+    bad = tmp_path / "broken"
+    bad.mkdir()
+    (bad / "config.json").write_bytes((checkpoints / "1" / "config.json").read_bytes())
+    (bad / "model.safetensors").write_bytes(b"no weights")
+    broken = upload(cluster, namespace, bad, "broken")
     server.patch(policy={"version": 2, "uri": broken})
     eventually(lambda: True if server.policy.get("failed") == 2 else None, 240, server.describe)
     server.wait_policy(1)
