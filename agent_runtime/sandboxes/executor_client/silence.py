@@ -63,8 +63,8 @@ class SilenceWatch:
 
     async def _is_silent(self) -> bool:
         began = asyncio.get_running_loop().time()
-        # A failure that comes at once is no standstill; whatever waits will fail too.
-        with contextlib.suppress(SandboxFailure, TimeoutError):
+        # A failure that comes at once is no standstill; whatever waits will fail too. Nor is an answer that is not valid.
+        with contextlib.suppress(SandboxFailure, TimeoutError, ValueError, KeyError):
             async with asyncio.timeout(SILENT_SECONDS):
                 await self._ask()
                 return False

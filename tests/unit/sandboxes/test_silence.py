@@ -66,11 +66,14 @@ async def test_standstill_is_a_pause_of_all_that_wait() -> None:
     watch.close()
 
 
-async def test_executor_that_is_gone_does_not_stand_still() -> None:
+@pytest.mark.parametrize("error", [SandboxFailure("SandboxLost", "connection refused"), ValueError("no JSON")])
+async def test_executor_that_fails_at_once_does_not_stand_still(error: Exception) -> None:
     executor, waiting = Executor(), Waiting()
-    executor.error = SandboxFailure("SandboxLost", "connection refused")
+    executor.error = error
     watch = SilenceWatch(executor.health)
     with watch.watched(waiting):
         await asyncio.sleep(0.2)
-    assert waiting.changes == []
+        assert waiting.changes == []
+        executor.answers.clear()
+        await waiting.until(True)
     watch.close()
