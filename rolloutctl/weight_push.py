@@ -95,7 +95,7 @@ class WeightPush:
     def update_weights(self, update_info: Mapping[str, Any]) -> None:
         """Check that the servers expect this update. vLLM's engine calls it while it sends.
 
-        Raises ValueError if the update is not the one that `client` was told.
+        Raises ValueError if `update_info` differs from the metadata that `client` got.
         """
         if update_info != self._update:
             raise ValueError("the weights to send are not those of the metadata that push.client() was given")

@@ -11,7 +11,8 @@ from functools import partial
 
 TICK_SECONDS = 5.0
 """Callers must read a `WorkingTime` at least this often while they measure."""
-_LEAST_SECONDS = 0.001
+LEAST_SECONDS = 0.001
+"""Shortest time until a clock is looked at again. A rest that is smaller than the clock's steps would never pass."""
 
 
 class WorkingTime:
@@ -54,8 +55,7 @@ async def working_timeout(seconds: float) -> AsyncIterator[WorkingTime]:
         def look() -> None:
             nonlocal timer
             if (left := ends - clock()) > 0:
-                # A rest that is smaller than the clock's steps would be looked at again and again.
-                timer = loop.call_later(min(max(left, _LEAST_SECONDS), TICK_SECONDS), look)
+                timer = loop.call_later(min(max(left, LEAST_SECONDS), TICK_SECONDS), look)
             else:
                 timeout.reschedule(loop.time())
 

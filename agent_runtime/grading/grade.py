@@ -222,8 +222,8 @@ class _Grading:
         return verdict.model_copy(update={"message": "; ".join(filter(None, (raised, verdict.message)))})
 
     def raised(self, command: CommandVerdict) -> str | None:
-        """Return the exception that a hidden file raised, with the line; None if there is none, or if it is a failed
-        assertion, which is a verdict.
+        """Return the exception that a hidden file raised, with its line. Return None if there is none; a failed assertion
+        is a verdict and does not count.
         """
         if not command.exit_code or (found := last_raised(command.output)) is None:
             return None

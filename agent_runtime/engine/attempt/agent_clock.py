@@ -11,16 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from agent_runtime.executor.timing import TICK_SECONDS, WorkingTime
+from agent_runtime.executor.timing import LEAST_SECONDS, TICK_SECONDS, WorkingTime
 from rollout_api.records import IntentRecord, ObservationsRecord, Record, ResponseRecord
 
 Span = tuple[float, float]
 """Begin and end, on one clock."""
 T = TypeVar("T")
-
-
-LEAST_SECONDS = 0.001
-"""Shortest deadline, and shortest time until the clock looks again."""
 
 
 class AgentClock:
@@ -143,7 +139,6 @@ class AgentClock:
             return
         loop, left = asyncio.get_running_loop(), math.inf if self._waits else self.seconds - self.used()
         if left > 0:
-            # At least so long: a rest that is smaller than the clock's steps would be looked at again and again.
             self._tick = loop.call_later(min(max(left, LEAST_SECONDS), TICK_SECONDS), self._keep_ticking)
         else:
             self._timeout.reschedule(loop.time())

@@ -119,7 +119,7 @@ async def test_a_rest_below_the_steps_of_the_clock_is_waited_for(monkeypatch: py
         time.now = 60 - 1e-14
         clock.exclude(0, 0)
         assert 0 < clock.seconds - clock.used() < 1e-13
-    assert min(delays) >= agent_clock.LEAST_SECONDS
+    assert min(delays) >= timing.LEAST_SECONDS
 
 
 async def test_agent_timeout_differs_from_an_agent_that_raises_timeout_error() -> None:
