@@ -91,15 +91,18 @@ async def test_programs_that_free_their_memory_all_end_by_themselves(six: list[A
         return result
 
     jobs = [asyncio.create_task(timed(client)) for client in six]
-    await until_paused(six[0])
-    began = time.monotonic()
-    await asyncio.sleep(2)
-    assert (await memory_of(six[0]))["paused"] > 0
-    pause = time.monotonic() - began
+    paused, looked_at = 0.0, time.monotonic()
+    # On a busy machine others are paused in turn.
+    async with asyncio.timeout(300):
+        while paused < 2:
+            is_paused, now = (await memory_of(six[0]))["paused"] > 0, time.monotonic()
+            paused += now - looked_at if is_paused else 0
+            looked_at = now
+            await asyncio.sleep(0.02)
     await release(six)
     ended = [await job for job in jobs]
     assert [(result.exit_code, result.cause) for result in ended] == [(0, None)] * 6
-    assert max(unpaid) > pause, "paused time does not count"
+    assert sum(unpaid) > paused, "paused time does not count"
     assert (await memory_of(six[0]))["paused"] == 0
 
 
