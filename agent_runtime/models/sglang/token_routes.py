@@ -67,8 +67,7 @@ class SglangRoutes(TokenRoutes):
         """See `TokenRoutes`."""
         parsers = await self._known_parsers(options)
         tools = chat.get("tools") if _takes_tools(chat) else None
-        # As the chat route does for requests with tools (serving_chat.py:1862): parsers may look for special tokens.
-        said = _whole(await self._decoded(ids, options, with_special=bool(tools)))
+        said = _whole(await self.text(ids, options))
         message: dict[str, Any] = {"role": "assistant", "content": said}
         if parsers.reasoning is not None:
             asked = {"text": await self._opened(prompt, said, options), "reasoning_parser": parsers.reasoning}
@@ -123,7 +122,7 @@ class SglangRoutes(TokenRoutes):
 
     async def _opened(self, prompt: Sequence[int], said: str, options: CallOptions) -> str:
         """Return an answer with the marker that opens its reasoning, if the template has written it into the prompt."""
-        end = (await self._decoded(prompt[-MARKER_TOKENS:], options, with_special=True)).rstrip()
+        end = (await self.text(prompt[-MARKER_TOKENS:], options)).rstrip()
         return f"{THINK}{said}" if end.endswith(THINK) else said
 
     def _request(self, body: Mapping[str, Any], ids: list[int], limit: int | None) -> Rendered:

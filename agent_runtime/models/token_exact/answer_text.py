@@ -19,6 +19,8 @@ class Stops:
     tokens: frozenset[int]
     kept: bool
     """Whether the text includes what ended it."""
+    has_pattern: bool = False
+    """Whether text that matches a pattern may end it (SGLang). The text includes that."""
 
     @classmethod
     def of(cls, sampling: Mapping[str, Any]) -> "Stops":
@@ -27,6 +29,7 @@ class Stops:
             [strings] if isinstance(strings, str) else [text for text in strings if text],
             frozenset(sampling.get("stop_token_ids") or []),
             bool(sampling.get("include_stop_str_in_output")),
+            bool(sampling.get("stop_regex")),
         )
 
 

@@ -137,7 +137,9 @@ class TokenRoutes:
     async def derender(
         self, chat: Mapping[str, Any], prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions
     ) -> ModelReply:
-        """Return the message of sampled ids, as the server's own parsers read it, without ids."""
+        """Return the message of sampled ids, as the server's own parsers read it, without ids. It includes special tokens:
+        a rendering without one that was sampled could not continue the conversation's ids.
+        """
         raise NotImplementedError
 
     async def derender_prompt(
@@ -224,13 +226,14 @@ class TokenRoutes:
                 if chunk.ids:
                     progress.ids += chunk.ids
                     progress.logprobs += chunk.logprobs
-                    on_tokens(len(chunk.ids))
                 if limit is not None and len(progress.ids) > limit + MOST_OVER_LIMIT:
                     raise self._bad(self.GENERATE, "stream", f"at most {limit} tokens", f"{len(progress.ids)} so far")
                 if chunk.weight_versions:
                     progress.policy_spans = self._spans(progress, before, chunk.weight_versions)
                 if ending.finish_reason and not is_given_up(ending.finish_reason):
                     progress.finish_reason = ending.finish_reason
+                if chunk.ids:
+                    on_tokens(len(chunk.ids))
         if progress.finish_reason is None:
             raise StreamBroken(
                 f"{self._client.base_url} aborted an answer (finish reason {ending.finish_reason or None})"

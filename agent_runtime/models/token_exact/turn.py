@@ -104,7 +104,8 @@ class TokenTurn:
             if on_tokens is not None:
                 on_tokens(count)
             self._request.health.on_tokens(count)
-            if self._partial is not None:
+            # The last token may be one that closes the answer, which is not in its text.
+            if self._partial is not None and progress.finish_reason is None:
                 self._partial.grown(progress.ids)
 
         try:
@@ -177,14 +178,16 @@ class TokenTurn:
         if finish != "stop" or not ids:
             return ids, None
         spoken = await self._unclosed(ids)
-        if len(spoken) < len(ids) or not self._stops.strings:
+        if len(spoken) < len(ids):
             return spoken, None
-        text = await self._routes.text(ids, self._options)
-        before = await self._routes.text(ids[:-1], self._options) if ids[1:] else ""
-        if (cut := cut_at_stop(text, before, self._stops)) is None:
-            return ids, None
-        stop, said = cut
-        return await self._routes.encode(said, self._options) if said else [], stop
+        if self._stops.strings:
+            text = await self._routes.text(ids, self._options)
+            before = await self._routes.text(ids[:-1], self._options) if ids[1:] else ""
+            if (cut := cut_at_stop(text, before, self._stops)) is not None:
+                stop, said = cut
+                return await self._routes.encode(said, self._options) if said else [], stop
+        # A model may have several tokens that close an answer, and only one of them is in renderings.
+        return ids if self._stops.kept or self._stops.has_pattern else ids[:-1], None
 
     async def _unclosed(self, ids: Sequence[int]) -> Sequence[int]:
         """Remove the token that closed the answer, whose text is not part of it."""

@@ -54,7 +54,7 @@ class VllmRoutes(TokenRoutes):
             "generate_response": {**_generated(ids, finish), "prompt_token_ids": list(prompt)},
             "prompt_tokens": len(prompt),
             "prompt_token_ids": prompt[-SEEDING_TOKENS:],
-            "chat_request": {**chat, "stream": False},
+            "chat_request": {**chat, "stream": False, "skip_special_tokens": False},
         }
         return parse_completion(await self._post(DERENDER, body, options))
 

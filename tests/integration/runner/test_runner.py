@@ -147,12 +147,18 @@ def test_evicted_runner_finishes_its_turns_and_the_next_one_continues(pods: Star
 
 
 def test_new_runner_lets_the_draining_one_finish_its_turns(pods: StartPods) -> None:
-    drained = pods("relieved", counting(groups=2, delay=4))
+    drained = pods("relieved", counting(groups=2, delay=2))
     first = drained.start()
     wait_for(lambda: drained.api.runners.get(0, {}).get("running"))
     first.process.terminate()
-    # As Kubernetes does: a pod that is on its way out counts as gone.
+    wait_for(lambda: drained.api.runners[0]["state"] == "Draining")
+    # As Kubernetes does: a pod that is on its way out counts as gone. The drain lasts until the second one waits for it.
+    engine = first.engine
+    assert engine is not None
+    os.kill(engine, signal.SIGSTOP)
     second = drained.start()
+    wait_for(lambda: "the previous runner is finishing its turns" in second.log.read_text())
+    os.kill(engine, signal.SIGCONT)
     assert first.end() == Exit.DRAINED, "had the second one taken over, its model calls would have been thrown away"
     assert second.end() == Exit.REPORTED, second.log.read_text()[-3000:]
     outcomes = {(r["outcome"], r["reward"], r["attempt"], r["turns"]) for r in results(drained)}

@@ -24,6 +24,7 @@ from tests.integration.vllm.test_turns import (  # noqa: F401
     test_load_reader_sees_progress_and_waiting_calls,
     test_next_turn_finds_its_prefix_in_the_cache_of_its_salt,
     test_six_turns_are_one_sequence_of_sampled_ids,
+    test_special_token_in_an_answer_is_in_its_text_and_breaks_no_sequence,
     test_stop_string_ends_the_text_and_remains_in_the_ids,
     test_streamed_text_is_the_text_of_the_answer,
     test_structured_answer_starts_over_after_a_broken_stream,

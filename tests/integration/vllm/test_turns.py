@@ -106,6 +106,26 @@ async def test_stop_string_ends_the_text_and_remains_in_the_ids(model: Inference
     assert extends(answers[2], answers[1])
 
 
+async def test_special_token_in_an_answer_is_in_its_text_and_breaks_no_sequence(
+    server: InferenceServer, model: InferenceClient, recorder: Recorder
+) -> None:
+    """The random model samples one if its logit is raised. The stand-in ignores that, and uses a script."""
+    word = "<|im_start|>"
+    special = tokenizer().special_ids[word]
+    if not server.real:
+        await server.post("/_standin/script", {"s": [f"first{word}second"] * 3})
+    asked = request(tokens=40, temperature=1.0, extra={"logit_bias": {str(special): 4.0}, "seed": 1})
+    texts = []
+    for _ in range(3):
+        reply = await model.complete(asked)
+        texts.append(reply.text)
+        asked = next_turn(asked, reply)
+    answers = recorder.of("s")
+    assert special in answers[0].ids[:-1]
+    assert [text.count(word) for text in texts] == [answer.ids.count(special) for answer in answers]
+    assert all(extends(later, earlier) for earlier, later in itertools.pairwise(answers))
+
+
 async def test_bare_prompt_is_completed_by_the_sampled_ids(server: InferenceServer, model: InferenceClient) -> None:
     reply = await model.complete_prompt("The model reads", request())
     assert reply.prompt_token_ids == tokenizer().encode("The model reads")

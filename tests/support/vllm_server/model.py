@@ -4,6 +4,7 @@ version that sampled a token can be computed: `made_by`, `logprobs_by`. Or a scr
 
 from __future__ import annotations
 
+import re
 import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from tests.support.vllm_server.template import GENERATION_PROMPT, tool_call_text
-from tests.support.vllm_server.tokenizer import WORDS, tokenizer
+from tests.support.vllm_server.tokenizer import SPECIAL, WORDS, tokenizer
 
 # One token in so many ends the answer.
 MEAN_TOKENS = 24
@@ -158,10 +159,12 @@ def sampled_ids(text: str, state: int) -> list[int]:
     """
     words = tokenizer()
     ids: list[int] = []
-    for position, word in enumerate(WORDS.findall(text)):
+    for position, word in enumerate(re.findall(f"{SPECIAL.pattern}|{WORDS.pattern}", text)):
         data = word.encode()
         mixed = _mix(state, position)
-        if len(data) > 1 and mixed & 1:
+        if word in words.special_ids:
+            ids.append(words.special_ids[word])
+        elif len(data) > 1 and mixed & 1:
             at = 1 + (mixed >> 8) % (len(data) - 1)
             ids += (*words.encode_bytes(data[:at]), *words.encode_bytes(data[at:]))
         else:

@@ -211,7 +211,8 @@ async def derender_chat(http: web.Request) -> web.Response:
         before = tokenizer().decode(generated.get("prompt_token_ids") or [], special=True)
     for choice, ids in _generated(server, generated):
         # For its parser it decodes special tokens as well, the one that closed the answer among them.
-        text = TextStream(tokenizer(), special=has_parser).feed(ids)
+        special = has_parser or not (asked or {}).get("skip_special_tokens", True)
+        text = TextStream(tokenizer(), special=special).feed(ids)
         message, _ = chat_message(text, before, with_tools=takes_tools(server, asked or {}))
         choices.append(
             {
