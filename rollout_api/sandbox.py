@@ -67,8 +67,8 @@ class Resources(ApiModel):
     """Memory, such as `512Mi`. A workspace that exceeds it is ended before its sandbox's own limit is reached."""
     memory_request: MemoryRequest | None = None
     """Memory that a sandbox pod requests for each workspace, at most `memory`, which is the default. With less, workspaces
-    wait for each other while they need more together. `Measured`: what earlier sandboxes of the pool, or of the same run,
-    have used. Outside a cluster it has no effect.
+    wait for each other while they need more together. `Measured`: what earlier sandboxes of the pool, or of runs with
+    the same output, have used. Outside a cluster it has no effect.
     """
     disk: Quantity | None = None
     """Bytes that may be written, such as `2Gi`."""

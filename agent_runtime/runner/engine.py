@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from agent_runtime.kube.api import KubeApi
 from agent_runtime.models.pool.model import ServedModel
+from agent_runtime.recording.memory_use import STORAGE_SECONDS, MemoryUse
+from agent_runtime.recording.store import StorageError, Store
 from agent_runtime.runner.log import configure, log, write_termination_log
 from agent_runtime.runner.metrics import RunnerMetrics, serve_metrics
 from agent_runtime.runner.model_server import model_server_name, open_served_model
@@ -27,7 +29,10 @@ OpenProvider = Callable[[Start, KubeApi, RunnerMetrics], Provider | SandboxProvi
 
 
 def cluster_provider(start: Start, api: KubeApi, metrics: RunnerMetrics) -> SandboxProvider:
-    provider = ClusterProvider(start.job, start.shard.index, start.key, api)
+    memory = None
+    with contextlib.suppress(StorageError):  # the run opens it too, and says what is wrong
+        memory = MemoryUse(Store.open(start.job.spec.output.uri, os.environ, patience_seconds=STORAGE_SECONDS))
+    provider = ClusterProvider(start.job, start.shard.index, start.key, api, memory=memory)
     provider.on_sandbox_started = metrics.sandbox_started
     metrics.watch_sandboxes(provider.sandbox_states)
     return provider

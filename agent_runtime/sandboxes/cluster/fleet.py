@@ -17,7 +17,7 @@ from agent_runtime.extensions import described
 from agent_runtime.kube.api import ApiError, KubeApi, is_denied_role
 from agent_runtime.sandboxes.base import ACCESS_DENIED, NETWORK_LOST, Evidence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox, ReasonOfEnd, unexplained
-from agent_runtime.sandboxes.cluster.kinds import Kind, Waiter, pool_key
+from agent_runtime.sandboxes.cluster.kinds import Kind, MemoryRecords, Waiter, pool_key
 from agent_runtime.sandboxes.cluster.lack_of_room import UseOfRoom, is_lack_of_room, seconds_left
 from agent_runtime.sandboxes.cluster.packing import Bounds, Request, plan_packing
 from agent_runtime.sandboxes.cluster.pool_visits import PoolVisits
@@ -38,7 +38,7 @@ from agent_runtime.sandboxes.cluster.watch import SandboxWatch
 from agent_runtime.sandboxes.executor_client.sandbox import no_place
 from agent_runtime.sandboxes.prepare import prepared_id
 from agent_runtime.shared_tasks import repeat
-from rollout_api.measured_memory import set_request
+from rollout_api.measured_memory import KEPT_SECONDS, set_request
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec, Security, WorkspaceMode
 
@@ -58,6 +58,8 @@ CAUSED_BY_NETWORK = frozenset({"SandboxLost", "Idle"})
 # Interval of checks for empty sandboxes, and for places in use by unknown workspaces.
 TICK_SECONDS = 1.0
 CLOSE_SECONDS = 20.0
+# Later runs start from what is measured then; they can do without it.
+LAST_MEASURE_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +76,12 @@ class Fleet:
         on_started: Callable[[float], None],
         tenant: str,
         pools_folder: Path,
+        memory: MemoryRecords | None = None,
     ) -> None:
         if job.metadata.uid is None:
             raise ValueError("metadata.uid of the job is missing; expected a RolloutJob read from the API server")
         self._job, self._runner, self._key, self._api = job, runner, key, api
-        self._on_started, self._tenant = on_started, tenant
+        self._on_started, self._tenant, self._memory = on_started, tenant, memory
         self._pools = Pools(job, api, self._changed, pools_folder)
         self._visits = PoolVisits(self._pools, partial(self._held_sandbox, kind="", reason_of_end=unexplained))
         self._watch = SandboxWatch(api, selector(job.metadata.uid, runner), self._changed)
@@ -134,6 +137,9 @@ class Fleet:
             for waiter in kind.waiting:
                 waiter.placed.set_exception(SandboxFailure("ProviderUnavailable", "the cluster provider was closed"))
             kind.waiting.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_MEASURE_SECONDS):
+                await asyncio.gather(*map(self._measure, self._kinds.values()))
         for held in self.held.values():
             self._release(held, delete=not keep)
         self.held.clear()
@@ -382,10 +388,14 @@ class Fleet:
         limit = kind.spec.resources.measured_limit
         if limit is None or kind.pool is not None:
             return
+        if kind.earlier is None and self._memory is not None:
+            kind.earlier = (await self._memory.read(kind.key)).believed(limit, KEPT_SECONDS)
         asked = only or [one for one in self.held.values() if one.kind == kind.key and one.sandbox is not None]
         for held, found in zip(asked, await asyncio.gather(*(one.measured() for one in asked)), strict=True):
             if found is not None:
                 kind.measured[held.name] = found.believed(limit, kind.age_of(held) * held.places)
+        if asked and self._memory is not None:
+            await self._memory.write(kind.key, kind.measured_in_all)
 
     def _adopt(self, view: SandboxView) -> None:
         """Adopt a Sandbox of an earlier process: its workspaces may be reattached, its free places used."""

@@ -5,12 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox
 from agent_runtime.sandboxes.cluster.pools import Pool
 from agent_runtime.sandboxes.cluster.sandbox_object import kind_of
 from rollout_api.measured_memory import Measured, request_of
 from rollout_api.sandbox import SandboxSpec
+
+
+class MemoryRecords(Protocol):
+    """What workspaces of earlier runs have used of memory, by the kind of their sandboxes. No method raises an error."""
+
+    async def read(self, kind: str) -> Measured:
+        """Return what is known."""
+
+    async def write(self, kind: str, used: Measured) -> None:
+        """Store what later runs are to know."""
 
 
 @dataclass
@@ -46,6 +57,8 @@ class Kind:
     """All groups of rollouts that ever requested one."""
     room_used_at: float = float("-inf")
     """When its requests last lacked room that other sandboxes used (`time.monotonic`)."""
+    earlier: Measured | None = None
+    """What workspaces of earlier runs have used of memory; None if not read yet."""
     measured: dict[str, Measured] = field(default_factory=dict)
     """What workspaces have used of memory, by sandbox, also of those that have ended."""
     measuring: asyncio.Task[None] | None = None
@@ -56,13 +69,19 @@ class Kind:
         return self.pool is not None and (self.pool.is_gone or self.key != pool_key(self.pool, self.pool.spec))
 
     @property
+    def measured_in_all(self) -> Measured:
+        """Return what workspaces have used of memory, also in earlier runs."""
+        return sum(self.measured.values(), self.earlier or Measured())
+
+    @property
     def measured_request(self) -> int | None:
         """Return the bytes of memory to request for each workspace because of measured use; None if too little is known, or
         requests do not follow it.
         """
         limit = self.spec.resources.measured_limit
-        total = sum(self.measured.values(), Measured())
-        return None if limit is None else request_of(total, limit, self.spec.workspaces.per_sandbox or 1)
+        if limit is None:
+            return None
+        return request_of(self.measured_in_all, limit, self.spec.workspaces.per_sandbox or 1)
 
     @property
     def unused(self) -> float:

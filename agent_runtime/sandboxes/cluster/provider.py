@@ -14,6 +14,7 @@ from agent_runtime.kube.api import ApiError, KubeApi
 from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.cluster.fleet import Fleet
 from agent_runtime.sandboxes.cluster.held_sandbox import PROVIDER, HeldSandbox
+from agent_runtime.sandboxes.cluster.kinds import MemoryRecords
 from agent_runtime.sandboxes.executor_client.sandbox import ExecutorSandbox, Lease
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.pool import LeasePool
@@ -23,12 +24,20 @@ from rollout_api.sandbox import Network, WorkspaceMode
 
 
 class ClusterProvider:
-    """Sandboxes of one shard of a job. `key` is the job's key, 64 hexadecimal characters."""
+    """Sandboxes of one shard of a job. `key` is the job's key, 64 hexadecimal characters. `memory` has what sandboxes of
+    earlier runs have used.
+    """
 
     name = PROVIDER
 
     def __init__(
-        self, job: RolloutJob, shard_index: int, key: str, api: KubeApi, pools_folder: Path = Path(POOLS_FOLDER)
+        self,
+        job: RolloutJob,
+        shard_index: int,
+        key: str,
+        api: KubeApi,
+        pools_folder: Path = Path(POOLS_FOLDER),
+        memory: MemoryRecords | None = None,
     ) -> None:
         self.warnings: Sequence[str] = ()
         self.on_sandbox_started: Callable[[float], None] = lambda seconds: None
@@ -37,7 +46,14 @@ class ClusterProvider:
         # Several jobs, and runners of one, share the executors of a SandboxPool.
         self._tenant = f"{job_tag(str(job.metadata.uid))}{shard_index}-"
         self._fleet = Fleet(
-            job, shard_index, key, api, lambda seconds: self.on_sandbox_started(seconds), self._tenant, pools_folder
+            job,
+            shard_index,
+            key,
+            api,
+            lambda seconds: self.on_sandbox_started(seconds),
+            self._tenant,
+            pools_folder,
+            memory,
         )
         self._pool = LeasePool(self._place)
 

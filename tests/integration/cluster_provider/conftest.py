@@ -8,6 +8,7 @@ import pytest
 from kubernetes.aio import client
 
 from agent_runtime.kube.api import KubeApi
+from agent_runtime.recording.memory_use import MemoryUse
 from agent_runtime.sandboxes.base import Fence, SandboxProvider, WorkspaceSpec
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider
 from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
@@ -97,9 +98,11 @@ async def opened(operator: StandInOperator) -> AsyncIterator[Opened]:
     """Open a provider, as each process of a runner does."""
     providers: list[tuple[ClusterProvider, KubeApi]] = []
 
-    async def open_one(job: RolloutJob | None = None, *, runner: int = 0) -> ClusterProvider:
+    async def open_one(
+        job: RolloutJob | None = None, *, runner: int = 0, memory: MemoryUse | None = None
+    ) -> ClusterProvider:
         api = KubeApi(client.Configuration(host=f"http://127.0.0.1:{operator.api.port}"), NAMESPACE)
-        provider = ClusterProvider(job or rollout_job(), runner, KEY, api)
+        provider = ClusterProvider(job or rollout_job(), runner, KEY, api, memory=memory)
         providers.append((provider, api))
         await provider.open()
         return provider

@@ -8,6 +8,8 @@ import pytest
 from kubernetes.aio import client
 
 from agent_runtime.kube.api import KubeApi
+from agent_runtime.recording.memory_use import MemoryUse
+from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.cluster import fleet, pools
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider
 from rollout_api import measured_memory
@@ -60,6 +62,22 @@ async def test_later_sandboxes_of_a_run_request_what_earlier_ones_used(
     again = await acquire(second, "3-0", "g1", resources=MEASURED)
     assert again.handle["sandbox"] == later.handle["sandbox"]
     assert operator.api.writes == writes
+
+
+async def test_sandboxes_of_a_later_run_request_what_those_of_earlier_runs_used(
+    opened: Opened, operator: StandInOperator, tmp_path: Path
+) -> None:
+    output = str(tmp_path / "output")
+    first = await opened(rollout_job(places=2), memory=MemoryUse(Store.open(output, {})))
+    await held(first, "0-0", "1-0")
+    await first.close(keep=False)
+    job = rollout_job(places=2)
+    later = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "77aa"})})
+    second = await opened(later, memory=MemoryUse(Store.open(output, {})))
+    begun = await acquire(second, "0-0", resources=MEASURED)
+    assert 16 << 20 <= quantity_value(requested(operator, begun.handle["sandbox"])) < 400 << 20
+    other = await acquire(second, "1-0", "g1", resources=Resources(memory="3Gi", memory_request="Measured"))
+    assert requested(operator, other.handle["sandbox"]) == "Measured", "it is of another kind"
 
 
 async def test_use_of_a_sandbox_that_was_given_back_counts(
