@@ -292,10 +292,33 @@ class Call:
             self.task.cancel()
 
 
+@dataclass
+class Stillness:
+    """Whether nothing may change in the whole sandbox, because it is being parked or brought back."""
+
+    is_on: bool = False
+    restorer: str = ""
+    """Holder whose changes are accepted all the same: the newest try to bring the sandbox back."""
+
+    def require_moving(self, hold: Hold | None) -> None:
+        """Raise Conflict if a change of this holder is refused. Check this before a call is begun, so that no key remembers
+        it.
+        """
+        if self.is_on and not (self.restorer and hold is not None and hold.holder == self.restorer):
+            raise ApiError("Conflict", self.reason)
+
+    @property
+    def reason(self) -> str:
+        """Return why changes are refused, and what to do."""
+        if self.restorer:
+            return "its Sandbox is being brought back; wait until it is Ready"
+        return "its Sandbox is being parked; set running: true to use it again"
+
+
 class Attempt:
     """Makes each call once; its work outlives the caller's connection."""
 
-    def __init__(self, attempt_id: str) -> None:
+    def __init__(self, attempt_id: str, stillness: Stillness | None = None) -> None:
         self.id = attempt_id
         self.fence = Fence(attempt_id)
         self.keys: KeyMemory[Result] = KeyMemory(_dropped)
@@ -304,8 +327,7 @@ class Attempt:
         self._call_ended = Notifier()
         self._calls: set[Call] = set()
         self.is_deleted = False
-        self.is_still = False
-        """Whether all calls that change something are refused."""
+        self._stillness = stillness or Stillness()
         self._deletion: asyncio.Task[None] | None = None
 
     @property
@@ -314,7 +336,11 @@ class Attempt:
         return bool(self._calls)
 
     async def raise_fence(self, hold: Hold) -> None:
-        """Make `hold` the current one; returns when no call of an older one is in progress. Raises Fenced."""
+        """Make `hold` the current one; returns when no call of an older one is in progress. Raises Fenced, and Conflict if
+        its sandbox is being brought back by another holder.
+        """
+        if self._stillness.restorer:
+            self._stillness.require_moving(hold)
         if self.fence.raise_to(hold):
             self.superseded.notify()
             for call in self._calls:
@@ -397,7 +423,7 @@ class Attempt:
 
         A repeated call joins. Raises Conflict while it is still.
         """
-        self._require_moving()
+        self._stillness.require_moving(hold)
         self.is_deleted = True
         if self._deletion is None:
             # The deletion is a call in progress, so a new holder waits for its end.
@@ -422,7 +448,7 @@ class Attempt:
         deleted.
         """
         self.fence.require(hold)
-        self._require_moving()
+        self._stillness.require_moving(hold)
         if self.is_deleted:
             raise ApiError("Forgotten", f"attempt {self.id!r} was deleted; to start it again, PUT its fence first")
 
@@ -432,11 +458,6 @@ class Attempt:
             call.cancel()
         while self._calls:
             await Notifier.wait(self._call_ended)
-
-    def _require_moving(self) -> None:
-        """Raise Conflict while it is still. This is checked before a call is begun, so no key remembers it."""
-        if self.is_still:
-            raise ApiError("Conflict", "its Sandbox is being parked; set running: true to use it again")
 
     def _finish(
         self, call: Call, key: Key, request: Request, entry: Entry[Result], task: asyncio.Task[StoredReply]
@@ -457,7 +478,7 @@ class Attempt:
             case Disconnected():
                 error = bad_request("the connection ended before the end of the body")
             case asyncio.CancelledError():
-                why = "its Sandbox is being parked" if self.is_still else "another runner has taken it over"
+                why = self._stillness.reason if self._stillness.is_on else "another runner has taken it over"
                 error = ApiError("Fenced", f"attempt {self.id!r}: cancelled, because {why}")
             case _:
                 # The call may have had an effect, so the error is remembered.

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Set
 from typing import Any
 
-from agent_runtime.executor.attempts import Attempt, Hold, Key, StoredReply
+from agent_runtime.executor.attempts import Attempt, Hold, Key, Stillness, StoredReply
 from agent_runtime.executor.commands.processes import CommandSpec, Process
 from agent_runtime.executor.commands.streams import Streams
 from agent_runtime.executor.errors import ApiError, translating
@@ -226,8 +226,7 @@ class Sandbox:
         self.attempts: dict[str, Attempt] = {}
         self.workspaces: dict[str, WorkspaceEntry] = {}
         self.is_draining = False
-        self.is_still = False
-        """Whether its Sandbox is being parked, so that nothing may change."""
+        self.stillness = Stillness()
         self._least_parking = 0
         """Number of the first parking that is not over."""
         self.uses = 0
@@ -279,7 +278,7 @@ class Sandbox:
 
     def fenced_attempt(self, attempt_id: str, hold: Hold) -> Attempt:
         """Return an attempt that `hold` holds. Raises Fenced."""
-        attempt = self.attempts.get(attempt_id) or Attempt(attempt_id)
+        attempt = self.attempts.get(attempt_id) or Attempt(attempt_id, self.stillness)
         attempt.fence.require(hold)
         return attempt
 
@@ -287,31 +286,44 @@ class Sandbox:
         """Return an attempt; create it if it is new. Attempts are never forgotten, so that old runners stay fenced;
         each uses about 1 KiB.
         """
-        attempt = self.attempts.setdefault(attempt_id, Attempt(attempt_id))
-        attempt.is_still = self.is_still
-        return attempt
+        return self.attempts.setdefault(attempt_id, Attempt(attempt_id, self.stillness))
 
-    async def set_still(self, is_still: bool, parking: int, if_idle_seconds: float) -> None:
+    async def set_still(self, is_still: bool, parking: int, if_idle_seconds: float, restorer: str = "") -> None:
         """For this parking, refuse every change from now on and end all processes; or end the parking, and accept changes
         again. Returns when no change is in progress.
 
-        Raises Conflict if the parking is over, because it was ended or there is a later one; and if it would become
-        still, but was used less than `if_idle_seconds` ago.
+        A `restorer` is a holder that brings a parked sandbox back: what earlier ones have made is destroyed, and only its
+        changes are accepted until it ends the parking. So one that goes on after another has begun, or after the end,
+        changes nothing.
+
+        Raises Conflict if the parking is over, because it was ended or there is a later one; if another restorer has
+        begun; and if it would become still, but was used less than `if_idle_seconds` ago.
         """
+        now = self.stillness
         is_over = parking < self._least_parking
-        if is_over and (is_still or self.is_still):
+        if is_over and (is_still or now.is_on):
             raise ApiError("Conflict", f"parking {parking} is over: use number {self._least_parking} or a later one")
-        if is_still and not self.is_still and (idle := self.idle_seconds()) < if_idle_seconds:
+        if not is_still and now.restorer:
+            self._require_restorer(restorer)
+        if is_still and not now.is_on and (idle := self.idle_seconds()) < if_idle_seconds:
             message = f"it has been idle for {idle:.1f} s, less than {if_idle_seconds:g} s (ifIdleSeconds)"
             raise ApiError("Conflict", message, idleSeconds=idle)
         self._least_parking = max(self._least_parking, parking if is_still else parking + 1)
-        self.is_still = is_still
-        for attempt in self.attempts.values():
-            attempt.is_still = is_still
+        now.is_on, now.restorer = is_still, restorer if is_still else ""
         if is_still:
             await self._end_processes()
             await asyncio.gather(*(attempt.settled() for attempt in list(self.attempts.values())))
             await self._end_processes()  # of commands that were being started
+        if is_still and restorer:
+            self._require_restorer(restorer)
+            made = self._uppermost_first({entry.attempt for entry in self.workspaces.values()})
+            self.attempts.clear()
+            for entry in made:
+                await self.destroy(entry)
+
+    def _require_restorer(self, restorer: str) -> None:
+        if self.stillness.restorer != restorer:
+            raise ApiError("Conflict", "another try brings the Sandbox back: this one must end")
 
     async def _end_processes(self) -> None:
         live = [entry for entry in self.workspaces.values() if not entry.is_freezing and entry.failure is None]

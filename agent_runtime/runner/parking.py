@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -33,7 +33,7 @@ MOST_BYTES: Final = 1 << 50
 STILL_SECONDS: Final = 600.0
 """Time limit until the executor's changes in progress have ended."""
 FIRST_ANSWER_SECONDS: Final = 60.0
-FENCE: Final = Fence(epoch=0, holder="parking")
+EPOCH: Final = 0
 """The lowest epoch, so that every client can raise its own fence afterwards."""
 
 
@@ -127,7 +127,8 @@ def _reason_to_leave_out(found: Mapping[str, Any], left_out: Mapping[str, str]) 
 
 
 async def restore(executor: ExecutorClient, parking: int, folder: Store) -> str:
-    """Bring every workspace back. What an earlier try has made is destroyed first. Returns a sentence about the result.
+    """Bring every workspace back. The executor destroys what an earlier try has made, and refuses it from then on. Returns
+    a sentence about the result.
 
     Then delete what earlier parkings have stored: this one counts, or else the operator would not restore it.
 
@@ -139,9 +140,13 @@ async def restore(executor: ExecutorClient, parking: int, folder: Store) -> str:
     if mode != state.mode:
         raise ParkingFailed(f"the files were stored in mode {state.mode}, and the new pod has mode {mode}")
     layers = Layers(own, own)
-    await _remove_earlier_try(executor, state)
+    fence = Fence(EPOCH, f"parking-{os.urandom(8).hex()}")
+    await _keep_still(executor, True, parking, fence.holder)
+    for attempt in dict.fromkeys(each.attempt for each in state.workspaces):
+        body = {"epoch": fence.epoch, "holder": fence.holder}
+        await executor.call("PUT", f"/attempts/{attempt}/fence", hold=Hold(attempt, fence), json_body=body)
     for each in state.workspaces:
-        hold, path = Hold(each.attempt, FENCE), f"/workspaces/{each.id}"
+        hold, path = Hold(each.attempt, fence), f"/workspaces/{each.id}"
 
         async def change(method: str, path: str, key: str, hold: Hold = hold, **body: Any) -> None:
             await executor.call(method, path, hold=hold, key=f"0:parking-{key}-{path[-100:]}", **body)
@@ -152,6 +157,7 @@ async def restore(executor: ExecutorClient, parking: int, folder: Store) -> str:
             await change("POST", f"{path}/freeze", "freeze")
         else:
             await change("PUT", f"{path}/network", "network", json_body={"network": each.network})
+    await _keep_still(executor, False, parking, fence.holder)
     with contextlib.suppress(StorageError):
         for other in await folder.folders():
             if other.isdecimal() and int(other) < parking:
@@ -171,27 +177,8 @@ def _folder_of(folder: Store, parking: int) -> Store:
     return folder.below(str(parking))
 
 
-async def _remove_earlier_try(executor: ExecutorClient, state: ParkedState) -> None:
-    holds = [Hold(attempt, FENCE) for attempt in dict.fromkeys(each.attempt for each in state.workspaces)]
-    await _raise_fences(executor, holds)
-    for each in reversed(state.workspaces):
-        hold = Hold(each.attempt, FENCE)
-        with contextlib.suppress(SandboxFailure):  # it does not exist
-            await executor.call("DELETE", f"/workspaces/{each.id}", hold=hold, key=f"0:parking-{os.urandom(8).hex()}")
-    for hold in reversed(holds):
-        # This waits for calls of the earlier try, and forgets their keys.
-        await executor.call("DELETE", f"/attempts/{hold.attempt}", hold=hold)
-    await _raise_fences(executor, holds)
-
-
-async def _raise_fences(executor: ExecutorClient, holds: Sequence[Hold]) -> None:
-    body = {"epoch": FENCE.epoch, "holder": FENCE.holder}
-    for hold in holds:
-        await executor.call("PUT", f"/attempts/{hold.attempt}/fence", hold=hold, json_body=body)
-
-
-async def _keep_still(executor: ExecutorClient, is_still: bool, parking: int) -> None:
-    body = {"still": is_still, "parking": parking}
+async def _keep_still(executor: ExecutorClient, is_still: bool, parking: int, restorer: str | None = None) -> None:
+    body = {"still": is_still, "parking": parking, **({} if restorer is None else {"restorer": restorer})}
     await executor.call("PUT", "/still", json_body=body, wait_seconds=STILL_SECONDS)
 
 

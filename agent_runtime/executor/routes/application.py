@@ -41,8 +41,9 @@ async def _keep_still(call: Call) -> dict[str, Any]:
     is_still = fields.flag("still")
     parking = fields.whole("parking", least=1, most=MAX_PARKING)
     if_idle_seconds = fields.number("ifIdleSeconds", 0.0)
+    restorer = fields.text("restorer", "", pattern=NAME, expected="1 to 200 visible ASCII characters")
     fields.done()
-    await call.sandbox.set_still(is_still, parking, if_idle_seconds)
+    await call.sandbox.set_still(is_still, parking, if_idle_seconds, restorer)
     return {"still": is_still}
 
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import StorageError, Store
 from agent_runtime.runner.parking import STATE, ParkedState, ParkingFailed, run
-from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.sandboxes.base import Fenced, FileError, SandboxFailure
 from rollout_api.cluster import STORED_IN_PART
+from rollout_api.records import Layer
 from tests.integration.executor.test_life import until_made
 
 IDLE_SECONDS = 900
@@ -208,6 +210,41 @@ async def test_late_try_of_a_parking_does_not_touch_what_a_later_one_has_stored(
         async with session_of(executors[2]) as (session, base):
             newest = type(client)(session, base, client.commands, client.attempt)
             assert (await newest.call("GET", "~/files?path=/home/file")).body == b"two"
+
+
+@pytest.mark.parametrize("begins", ["before", "after"])
+async def test_late_try_to_restore_does_not_touch_what_another_one_has_brought_back(
+    start_executor: Any, connect: Any, session_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str
+) -> None:
+    executor, following = start_executor("Overlay", places=2), start_executor("Overlay", places=2)
+    load, held, go_on = Layers.load, asyncio.Event(), asyncio.Event()
+
+    async def hold_first(self: Layers, layer: Layer) -> AsyncIterator[bytes]:
+        if not held.is_set():
+            held.set()
+            await go_on.wait()
+        async for chunk in load(self, layer):
+            yield chunk
+
+    async with used(connect, executor) as client, session_of(following) as (session, base):
+        names = await furnish(client, "Overlay")
+        await parking("store", executor, tmp_path)
+        files, workspaces = {name: await files_of(client, name) for name in names}, await workspaces_of(client)
+        new = type(client)(session, base, client.commands, client.attempt)
+        if begins == "before":
+            monkeypatch.setattr(Layers, "load", hold_first)
+            late = asyncio.create_task(parking("restore", following, tmp_path))
+            await held.wait()
+            early = await new.raise_fence()
+            assert (early.code, "wait until it is Ready" in early.message) == ("Conflict", True)
+        await parking("restore", following, tmp_path)
+        if begins == "after":
+            late = asyncio.create_task(parking("restore", following, tmp_path))
+        go_on.set()
+        with pytest.raises((SandboxFailure, Fenced, FileError)):
+            await late
+        assert await workspaces_of(new) == workspaces
+        assert {name: await files_of(new, name) for name in names} == files
 
 
 async def test_restore_refuses_damaged_and_missing_state(start_executor: Any, connect: Any, tmp_path: Path) -> None:

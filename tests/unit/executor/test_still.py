@@ -31,14 +31,36 @@ async def test_late_request_of_an_earlier_parking_changes_nothing() -> None:
     await sandbox.set_still(True, 1, 0)  # the next try of its Job
     await sandbox.set_still(False, 1, 0)
     assert "parking 1 is over" in (await refused(sandbox, True, 1)).message
-    assert not sandbox.is_still
+    assert not sandbox.stillness.is_on
     await sandbox.set_still(False, 1, 0)  # a try whose answer was lost
     await sandbox.set_still(True, 2, 0)
     await refused(sandbox, False, 1)
-    assert sandbox.is_still
+    assert sandbox.stillness.is_on
     await sandbox.set_still(False, 2, 0)
     await sandbox.set_still(False, 3, 0)  # a parking whose Job never reached it
     await refused(sandbox, True, 3)
+
+
+async def test_only_the_newest_restorer_changes_anything_until_it_ends_the_parking() -> None:
+    sandbox = made()
+    for restorer in ("one", "two"):
+        await sandbox.set_still(True, 1, 0, restorer)
+        attempt = sandbox.attempt("a")
+        with pytest.raises(ApiError, match="wait until it is Ready"):
+            await attempt.raise_fence(Hold(5, "client"))
+        await attempt.raise_fence(Hold(0, restorer))
+        attempt.require(Hold(0, restorer))
+    with pytest.raises(ApiError, match="never fenced"):
+        sandbox.attempt("b").require(Hold(0, "one"))
+    with pytest.raises(ApiError, match="wait until it is Ready"):
+        await attempt.raise_fence(Hold(0, "one"))
+    with pytest.raises(ApiError, match="another try"):
+        await sandbox.set_still(False, 1, 0, "one")
+    await sandbox.set_still(False, 1, 0, "two")
+    await sandbox.set_still(False, 1, 0, "two")  # its answer was lost
+    with pytest.raises(ApiError, match="parking 1 is over"):
+        await sandbox.set_still(True, 1, 0, "one")
+    await attempt.raise_fence(Hold(1, "client"))
 
 
 async def test_call_in_progress_without_a_caller_is_use() -> None:
@@ -62,4 +84,4 @@ async def test_call_in_progress_without_a_caller_is_use() -> None:
     go_on.set()
     await asyncio.sleep(1)
     await sandbox.set_still(True, 1, 60)
-    assert sandbox.is_still
+    assert sandbox.stillness.is_on
