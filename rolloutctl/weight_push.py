@@ -36,8 +36,8 @@ class WeightPushCancelled(Exception):
 
 
 class WeightPush:
-    """One push that the operator has asked for. It is the `client` of vLLM's trainer engine: its four methods tell the
-    operator what to send to the servers, and the operator sends it.
+    """One push that the operator has asked for: a context in which its weights are sent. It is the `client` of vLLM's
+    trainer engine, too: its four methods tell the operator what to send to the servers, and the operator sends it.
     """
 
     def __init__(self, request: Mapping[str, Any]) -> None:
@@ -51,6 +51,18 @@ class WeightPush:
         self._update: Mapping[str, Any] | None = None
         self._answer: tuple[int, Mapping[str, Any]] | None = None
         self._answered = threading.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        """Leave a cancelled push, so that the next one can follow. An error of the trainer refuses the push."""
+        if isinstance(error, WeightPushCancelled):
+            log.info("version %s is not sent: %s", self.version, error)
+            return True
+        if error is not None:
+            self.refuse(f"{type(error).__name__}: {error}")
+        return False
 
     def client(self, metadata: Sequence[WeightMetadata]) -> Self:
         """Return the `client` for a trainer engine whose source has this `metadata()`.
@@ -128,7 +140,8 @@ class WeightPushHook:
 
         with WeightPushHook(port=8500) as hook:
             for push in hook:
-                ...
+                with push:
+                    ...
     """
 
     def __init__(self, *, port: int, host: str = "0.0.0.0") -> None:

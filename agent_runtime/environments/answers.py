@@ -27,13 +27,17 @@ class AnswerForm:
         """Parse a pattern. Raises ValueError for an unsupported one."""
         if pattern == WHOLE_ANSWER:
             return cls(pattern)
-        pieces = pattern.split(GROUP)
+        # White space before the text that ends a group is a part of the group, which is stripped. A search that begins with
+        # it would start again at each character of it.
+        pieces = [re.sub(r"^(\\s\*)+", "", piece) for piece in pattern.split(GROUP)]
         bare = [piece.replace(r"\s*", "") for piece in pieces]
         if len(pieces) < 2 or not all(bare) or any(_OPERATORS.search(piece) for piece in bare):
             raise ValueError(
                 f"{pattern!r} is not an answer pattern; expected text and \\s* around one or more {GROUP}, or "
                 f"{WHOLE_ANSWER}"
             )
+        if any(re.match(r"\s+\\s\*", piece) for piece in pieces):
+            raise ValueError(f"{pattern!r}: white space stands before \\s* after a group; leave it out")
         return cls(pattern, tuple(re.compile(piece) for piece in pieces))
 
     def action(self, answer: str) -> str | None:

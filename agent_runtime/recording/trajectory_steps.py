@@ -26,11 +26,11 @@ class Steps:
         self.all.append(step)
         if step["source"] == "agent":
             self.latest = step
-            self.note_calls(step)
+            self.note_calls(step, step.get("tool_calls", []))
 
-    def note_calls(self, step: Json) -> None:
-        """Make the calls of a step known, to which results refer."""
-        self._asked.update((call["tool_call_id"], step) for call in step.get("tool_calls", []))
+    def note_calls(self, step: Json, calls: Sequence[Json]) -> None:
+        """Make calls of a step known, to which results refer."""
+        self._asked.update((call["tool_call_id"], step) for call in calls)
 
     def observe(self, call_id: object, text: str) -> None:
         """Add a result to the step whose call it answers, or else to the latest agent's step."""
@@ -79,7 +79,7 @@ class Conversation:
         """Add a tool call to an answer."""
         calls = step.setdefault("tool_calls", [])
         calls.append(tool_call(call_id, name, arguments, len(calls)))
-        self.steps.note_calls(step)
+        self.steps.note_calls(step, calls[-1:])
 
     def result(self, call_id: object, text: str) -> None:
         """Add the result of a call, after which another answer begins."""

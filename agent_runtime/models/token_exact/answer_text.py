@@ -61,12 +61,20 @@ def certain_length(text: str, strings: Sequence[str]) -> int:
 
 TOOL_TEXT = re.compile(r"[<\[{]")
 """Beginnings of tool calls for all of vLLM's parsers: `<tool_call>`, `[TOOL_CALLS]`, `{"name": …`, and others."""
-THOUGHT_END = re.compile(r"\s*([<\[][^<\[]{0,32})?$")
-"""The end of unfinished reasoning: its closing marker may have begun, and parsers strip the white space before it."""
+LONGEST_MARKER = 32
+"""Characters after the first one of the marker that closes reasoning."""
 GROWTH = 16
 """A partial answer is decoded again when it has grown by a sixteenth, so that the total cost is some 17 times its
 length.
 """
+
+
+def _certain_thought(thought: str) -> str:
+    """Return unfinished reasoning without its end: its closing marker may have begun, and parsers strip the white space
+    before it.
+    """
+    marker = max(thought.rfind(opening, max(0, len(thought) - LONGEST_MARKER - 1)) for opening in "<[")
+    return (thought if marker < 0 else thought[:marker]).rstrip()
 
 
 class TextStream:
@@ -91,7 +99,7 @@ class TextStream:
 
     def offer(self, content: str, thought: str = "") -> None:
         """Take what is decoded so far. The reasoning is complete once there is text."""
-        self._think(thought if content else THOUGHT_END.sub("", thought.rstrip("\ufffd")))
+        self._think(thought if content else _certain_thought(thought.rstrip("\ufffd")))
         # An incomplete character is decoded to U+FFFD.
         certain = content.rstrip("\ufffd")
         if self._tools:

@@ -56,7 +56,8 @@ def have_same_text(stored: str, rendered: str, stops: Sequence[str] = (), end: s
     closing = _squeezed(end)
     if first == second or not closing:
         return first == second
-    incomplete = re.compile("\ufffd+" + re.escape(closing))
+    # Without the first part, a search in a long run of them would begin at each of them.
+    incomplete = re.compile("(?<!\ufffd)\ufffd+" + re.escape(closing))
     first, second = (incomplete.sub(lambda _: closing, text + closing) for text in (first, second))
     for stop in map(_squeezed, stops):
         first, second = first.replace(stop + closing, closing), second.replace(stop + closing, closing)

@@ -5,6 +5,7 @@ The model's name and the method are in the path, so `parse` gets them as the fie
 
 import json
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -276,7 +277,7 @@ def _conversation(body: Mapping[str, Any], notes: Notes) -> list[Message]:
             "contents",
         )
     messages: list[Message] = []
-    unanswered: list[tuple[str, str]] = []
+    unanswered = _Unanswered()
     model_parts: list[tuple[JsonObject, str]] = []
     for i, content in enumerate(contents):
         where = f"contents[{i}]"
@@ -294,10 +295,32 @@ def _conversation(body: Mapping[str, Any], notes: Notes) -> list[Message]:
     return messages
 
 
-def _answer(
-    parts: Sequence[tuple[JsonObject, str]], unanswered: list[tuple[str, str]], position: int, notes: Notes
-) -> Message:
-    """Return an answer of the model. The ids and names of its calls are added to `unanswered`."""
+class _Unanswered:
+    """Calls without a result so far."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self._by_name: dict[str, deque[str]] = {}
+        """Ids in the order of the calls, also answered ones."""
+
+    def add(self, id: str, name: str) -> None:
+        self._ids.add(id)
+        self._by_name.setdefault(name, deque()).append(id)
+
+    def answer(self, name: str, id: str) -> str:
+        """Return the id of the call that a result answers: the given one, or else that of the oldest call of this name; the
+        name if there is none.
+        """
+        waiting = self._by_name.get(name, deque())
+        while not id and waiting:
+            oldest = waiting.popleft()
+            id = oldest if oldest in self._ids else ""
+        self._ids.discard(id or name)
+        return id or name
+
+
+def _answer(parts: Sequence[tuple[JsonObject, str]], unanswered: _Unanswered, position: int, notes: Notes) -> Message:
+    """Return an answer of the model. Its calls are added to `unanswered`."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[JsonObject] = []
@@ -307,7 +330,7 @@ def _answer(
             id = given(call, "id", str, f"call_{position}_{len(calls)}")
             arguments = json.dumps(given(call, "args", dict, {}), ensure_ascii=False)
             calls.append(function_call(id, name, arguments))
-            unanswered.append((id, name))
+            unanswered.add(id, name)
         elif isinstance(part.get("text"), str):
             (thoughts if part.get("thought") is True else texts).append(part["text"])
         elif part.keys() - {"thoughtSignature", "text", "thought"}:
@@ -316,15 +339,14 @@ def _answer(
     return assistant("".join(texts), calls) | ({"reasoning_content": thought} if thought else {})
 
 
-def _user(parts: Sequence[tuple[JsonObject, str]], unanswered: list[tuple[str, str]], notes: Notes) -> list[Message]:
+def _user(parts: Sequence[tuple[JsonObject, str]], unanswered: _Unanswered, notes: Notes) -> list[Message]:
     """Return the results of calls, and the user's text. An image beside results belongs to them."""
     results: list[Message] = []
     texts: list[str] = []
     for part, where in parts:
         if isinstance(response := part.get("functionResponse"), dict):
             name = required(response, "name", str, f"{where}.functionResponse")
-            id = given(response, "id", str, "") or next((id for id, called in unanswered if called == name), name)
-            unanswered[:] = [call for call in unanswered if call[0] != id]
+            id = unanswered.answer(name, given(response, "id", str, ""))
             results.append({"role": "tool", "content": _result(response, where, notes), "tool_call_id": id})
         elif results and not isinstance(part.get("text"), str):
             results[-1]["content"] += "\n" + left_out(_kind(part), where, notes)

@@ -1,6 +1,7 @@
 """`WeightPushHook` is called by a gateway, and each `WeightPush` by vLLM's trainer engine."""
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -79,6 +80,21 @@ def test_later_push_cancels_the_earlier_one(operator: Operator) -> None:
     assert push.version == 7
     push.refuse("version 7 is deleted")
     assert second.result() == (409, {"error": "version 7 is deleted"})
+
+
+def test_cancelled_push_ends_its_block_and_an_error_of_the_trainer_refuses_the_push(operator: Operator) -> None:
+    operator.ask("a")
+    with next(operator.pushes) as earlier:
+        second = operator.ask("b", 7)
+        while earlier._answer is None:
+            time.sleep(0.01)
+        earlier.client(METADATA).init_weight_transfer_engine(INIT)
+        pytest.fail("it goes on")
+    push = next(operator.pushes)
+    assert push.version == 7
+    with pytest.raises(LookupError), push:
+        raise LookupError("no such module")
+    assert second.result() == (409, {"error": "LookupError: no such module"})
 
 
 def test_push_is_refused_when_its_group_has_another_size(operator: Operator) -> None:
