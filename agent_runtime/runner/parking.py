@@ -130,7 +130,8 @@ async def restore(executor: ExecutorClient, parking: int, folder: Store) -> str:
     """Bring every workspace back. The executor destroys what an earlier try has made, and refuses it from then on. Returns
     a sentence about the result.
 
-    Then delete what earlier parkings have stored: this one counts, or else the operator would not restore it.
+    Then delete what earlier parkings have stored: this one counts, or else the operator would not restore it. If it has left
+    out a workspace, an earlier one may have that, so they are kept for people.
 
     Raises ParkingFailed, StorageError, RecordCorrupt, SandboxFailure, WorkspaceLimit and FileError.
     """
@@ -159,7 +160,7 @@ async def restore(executor: ExecutorClient, parking: int, folder: Store) -> str:
             await change("PUT", f"{path}/network", "network", json_body={"network": each.network})
     await _keep_still(executor, False, parking, fence.holder)
     with contextlib.suppress(StorageError):
-        for other in await folder.folders():
+        for other in () if state.result.startswith(STORED_IN_PART) else await folder.folders():
             if other.isdecimal() and int(other) < parking:
                 await folder.delete([meta.key for meta in await folder.list(other)])
     return f"{len(state.workspaces)} workspaces"

@@ -5,7 +5,6 @@ reports the same problems.
 """
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from asyncio.sslproto import SSLProtocol
@@ -125,10 +124,29 @@ class Server(kopf.WebhookServer):
         """Held while a request is parsed and checked, because nested lists take 50 times their length in memory."""
 
     async def __call__(self, fn: Any) -> AsyncIterator[Any]:
-        """Serve until cancelled. Unlike kopf's own loop, it limits connections, which are idle until a request arrives."""
+        """Serve until cancelled, once the certificate can be read. Unlike kopf's own loop, it limits connections, which are
+        idle until a request arrives.
+        """
         SSLProtocol.max_size = BUFFER_BYTES
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(str(self.certfile), self.pkeyfile)
+        unread = ""
+
+        def has_read() -> bool:
+            nonlocal unread
+            try:
+                context.load_cert_chain(str(self.certfile), self.pkeyfile)
+            except (OSError, ssl.SSLError) as error:  # also between the writes of its two files
+                if str(error) != unread:
+                    unread = str(error)
+                    log.warning(
+                        "the certificate of the admission webhook cannot be read (%s): %s", self.certfile, unread
+                    )
+                return False
+            unread = ""
+            return True
+
+        async def listen() -> None:
+            await web.SockSite(runner, limited_listener(self.port or 0), ssl_context=context).start()
 
         async def serve(request: web.Request) -> web.Response:
             return await self._serve(fn, request)
@@ -138,12 +156,14 @@ class Server(kopf.WebhookServer):
         runner = web.AppRunner(app, handle_signals=False, access_log=None)
         await runner.setup()
         try:
-            await web.SockSite(runner, limited_listener(self.port or 0), ssl_context=context).start()
+            if is_serving := has_read():
+                await listen()
             yield {}  # The chart creates the webhook's configuration.
             while True:
                 await asyncio.sleep(RELOAD_SECONDS)
-                with contextlib.suppress(OSError, ssl.SSLError):  # read between the writes of its two files
-                    context.load_cert_chain(str(self.certfile), self.pkeyfile)
+                if has_read() and not is_serving:
+                    await listen()
+                    is_serving = True
         finally:
             await runner.cleanup()
 

@@ -67,6 +67,10 @@ def restoring_pauses(sandbox_uid: str) -> Fact:
     return ("restoring-pauses", sandbox_uid)
 
 
+CONTAINER = "parking"
+"""Name of the container of a Job that stores the files of a Sandbox, or brings them back."""
+
+
 @dataclass(frozen=True)
 class ParkingJob:
     """A Job that stores the files of a Sandbox, or brings them back."""
@@ -79,7 +83,7 @@ class ParkingJob:
     """The number of the parking for which it was created."""
     state: Literal["Running", "Succeeded", "Failed"]
     message: str
-    """The last words of its newest pod that has ended."""
+    """The last words of its newest pod that has ended; of one that succeeded, if the Job has. Empty if none can be read."""
 
 
 @dataclass(frozen=True)
@@ -195,8 +199,11 @@ def _parking_jobs(world: World, namespace: str, uid: str) -> Iterator[ParkingJob
             container["state"]["terminated"]
             for pod in world.cache.owned("Pod", namespace, uid_of(job))
             for container in pod["status"].get("containerStatuses", ())
-            if "terminated" in container.get("state", {})
+            # Webhooks may add others.
+            if container["name"] == CONTAINER and "terminated" in container.get("state", {})
         ]
+        if succeeded:
+            ended = [state for state in ended if state.get("exitCode") == 0]
         last: Mapping[str, Any] = max(ended, key=lambda state: str(state.get("finishedAt")), default={})
         annotations = job["metadata"].get("annotations") or {}
         yield ParkingJob(

@@ -46,7 +46,7 @@ from rollout_operator.cache import uid_of
 from rollout_operator.conditions import condition, find, holds, parse_time
 from rollout_operator.runner_pod import container_fields, pod_fields
 from rollout_operator.sandbox import making, status, steps
-from rollout_operator.sandbox.observe import Observed, ParkingJob, restoring_pauses
+from rollout_operator.sandbox.observe import CONTAINER, Observed, ParkingJob, restoring_pauses
 from rollout_operator.sandbox.reasons import PARKED, READY, FinishedReason, exec_failure, is_running, is_terminating
 
 PARKING, STORE_FAILED, RESTORING, RESTORE_FAILED = "Parking", "StoreFailed", "Restoring", "RestoreFailed"
@@ -141,6 +141,9 @@ def _store(seen: Observed, spec: SandboxSpec) -> Plan:
         return _report(
             seen, "Warning", IN_PART, job.message, STORE_FAILED, condition(PARKED, False, IN_PART, job.message)
         )
+    if job.state == "Succeeded" and not job.message and seen.pod is not None:
+        # Its pod is gone, and with it the words that say whether everything is stored. Another try tells what is stored.
+        return Plan(deletes(seen, (job,)))
     if job.state == "Succeeded":
         event = Event("Normal", PARKED, job.message or "its files are stored")
         return Plan(status=status.parked(seen, event.message).wire(), events=(event,))
@@ -312,7 +315,7 @@ def job_for(seen: Observed, spec: SandboxSpec, pod: Manifest, what: str) -> Json
     command = ["python3", "-m", "agent_runtime.runner.parking", *arguments, spec.parking.uri]
     container = {
         **container_fields(spec.parking.secret_ref),
-        "name": "parking",
+        "name": CONTAINER,
         "image": config.images.runtime,
         "imagePullPolicy": config.images.pull_policy,
         # Kubernetes expands $(NAME); `$$` is an escaped `$`.

@@ -1,6 +1,7 @@
 """The webhook's answers to an API server about created and changed objects."""
 
 import asyncio
+import contextlib
 import copy
 import gc
 import subprocess
@@ -208,11 +209,46 @@ async def test_unfinished_requests_use_no_place(monkeypatch: pytest.MonkeyPatch)
         assert (await client.post("/sandboxes", json={})).status == 200
 
 
-async def test_connections_of_a_pod_end_before_they_fill_the_memory(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+async def make_certificate(certificate: Path, key: Path) -> None:
     made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=a"
     command = ["openssl", *made.split(), "-keyout", str(key), "-out", str(certificate)]
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+
+
+async def test_operator_with_an_unreadable_certificate_runs_and_serves_once_it_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "RELOAD_SECONDS", 0.02)
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    certificate.write_text("no certificate")
+
+    async def answer(_: Any, **more: Any) -> Any:
+        return {}
+
+    port = free_port()
+    async with Server(port=port, certfile=certificate, pkeyfile=key) as server, aiohttp.ClientSession() as api_server:
+        serving = server(answer)
+        await anext(serving)
+        going_on = asyncio.ensure_future(anext(serving))
+        url = f"https://127.0.0.1:{port}/sandboxes"
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await api_server.post(url, json={}, ssl=False)
+        await make_certificate(certificate, key)
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(aiohttp.ClientConnectorError):
+                    assert (await api_server.post(url, json={}, ssl=False)).status == 200
+                    break
+                await asyncio.sleep(0.02)
+        assert not going_on.done()
+        going_on.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await going_on
+
+
+async def test_connections_of_a_pod_end_before_they_fill_the_memory(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    await make_certificate(certificate, key)
 
     async def answer(_: Any, *, webhook: str, **more: Any) -> Any:
         return {"webhook": webhook}

@@ -28,6 +28,8 @@ CONDITION_OF = {"Succeeded": "Complete", "Failed": "Failed"}
 ROUNDS = 12
 """More rounds than any life needs to settle."""
 
+IN_PART = f"{STORED_IN_PART}1 of 2 workspaces"
+
 
 class Cluster:
     """One Sandbox with its pod and its Jobs. What is stored, and which pod has the files, is known here only."""
@@ -136,8 +138,10 @@ class Cluster:
         address = f"10.0.0.{self.made}"
         self.pod["status"] = {"phase": "Running", "podIP": address, "containerStatuses": [container]}
 
-    def ends(self, name: str, how: str, words: str = "") -> None:
-        """End a Job. It succeeds only if it can: a store needs the pod with the files, a restore what is stored."""
+    def ends(self, name: str, how: str, words: str = "2 of 2 workspaces", *, is_read: bool = True) -> None:
+        """End a Job. It succeeds only if it can: a store needs the pod with the files, a restore what is stored. Its words
+        cannot be read if its pod was deleted at once.
+        """
         job, uid = self.jobs[name], self.pod["metadata"]["uid"] if self.pod else None
         is_for_pod = self.is_running() and job["metadata"]["annotations"][POD_ANNOTATION] == uid
         what = job["spec"]["template"]["spec"]["containers"][0]["command"][3]
@@ -148,8 +152,10 @@ class Cluster:
         if how == "Succeeded" and what == "store":
             assert self.files_in == uid, "files of a pod without them are stored"
             assert int(number) > int(self.stored_as or 0) or number == self.stored_as
-            self.part_stored = words.startswith(STORED_IN_PART)
-            self.stored, self.stored_as = not self.part_stored, number
+            if number != self.stored_as:  # else an earlier try of this parking has written what is stored
+                self.part_stored = words.startswith(STORED_IN_PART)
+                self.stored, self.stored_as = not self.part_stored, number
+            words = IN_PART if self.part_stored else "2 of 2 workspaces" if words == IN_PART else words
         if how == "Succeeded" and what == "restore":
             assert self.stored or self.part_stored
             assert number == self.stored_as
@@ -160,7 +166,7 @@ class Cluster:
         job["status"] = {"conditions": [{"type": CONDITION_OF[how], "status": "True"}]}
         owner = {"kind": "Job", "name": name, "uid": job["metadata"]["uid"], "controller": True}
         metadata = {"name": f"{name}-x", "namespace": "lab", "uid": f"{name}-x", "ownerReferences": [owner]}
-        state = ended(0 if how == "Succeeded" else 1, message=words)
+        state = ended(0 if how == "Succeeded" else 1, message=words if is_read else "")
         status = {"phase": how, "containerStatuses": [{"name": "parking", "state": state}]}
         job["pod"] = {"kind": "Pod", "metadata": metadata, "spec": {}, "status": status}
 
@@ -275,12 +281,39 @@ def stored_in_part() -> Cluster:
     cluster = serving()
     cluster.set_running(False)
     cluster.act(2)
-    cluster.ends("s-park", "Succeeded", f"{STORED_IN_PART}1 of 2 workspaces")
+    cluster.ends("s-park", "Succeeded", IN_PART)
     cluster.act(2)
     assert cluster.condition("Parked") == ("False", "StoredInPart")
     assert (cluster.condition("Ready"), cluster.jobs) == (("False", "StoreFailed"), {})
     assert "deletionTimestamp" not in cluster.pod["metadata"]  # type: ignore[index]
     return cluster
+
+
+def test_part_is_known_also_if_the_words_of_the_job_cannot_be_read() -> None:
+    cluster = serving()
+    cluster.set_running(False)
+    cluster.act(2)
+    cluster.ends("s-park", "Succeeded", IN_PART, is_read=False)
+    cluster.act(2)
+    assert cluster.condition("Ready") == ("False", "Parking")
+    cluster.ends("s-park", "Succeeded")
+    cluster.act(2)
+    assert cluster.condition("Parked") == ("False", "StoredInPart")
+    assert "deletionTimestamp" not in cluster.pod["metadata"]  # type: ignore[index]
+
+
+def test_words_of_other_containers_and_failed_tries_do_not_count() -> None:
+    cluster = serving()
+    cluster.set_running(False)
+    cluster.act(2)
+    cluster.ends("s-park", "Succeeded", IN_PART)
+    statuses = cluster.jobs["s-park"]["pod"]["status"]["containerStatuses"]
+    statuses += [
+        {"name": "sidecar", "state": ended(0, message="all is well", lived=9)},
+        {"name": "parking", "state": ended(1, message="a late try", lived=9)},
+    ]
+    cluster.act(2)
+    assert cluster.condition("Parked") == ("False", "StoredInPart")
 
 
 def test_sandbox_that_was_stored_in_part_keeps_its_pod_and_is_used_again() -> None:
@@ -490,12 +523,13 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: any("pod" not in job for job in self.cluster.jobs.values()))
     @rule(
         how=st.sampled_from(["Succeeded", "Succeeded", "Failed"]),
-        words=st.sampled_from(["", "", STORED_IN_PART]),
+        words=st.sampled_from(["2 of 2 workspaces", "2 of 2 workspaces", IN_PART]),
+        is_read=st.sampled_from([True, True, False]),
         rounds=st.integers(0, 3),
     )
-    def a_job_ends(self, how: str, words: str, rounds: int) -> None:
+    def a_job_ends(self, how: str, words: str, is_read: bool, rounds: int) -> None:
         name = next(name for name, job in self.cluster.jobs.items() if "pod" not in job)
-        self.cluster.ends(name, how, words)
+        self.cluster.ends(name, how, words, is_read=is_read)
         self.cluster.act(rounds)
 
     @precondition(lambda self: self.cluster.pod is not None and not self.cluster.is_running())
