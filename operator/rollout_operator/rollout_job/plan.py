@@ -259,8 +259,7 @@ def _with_status(seen: Observed, found: Findings, actions: list[Action], ttl_lef
     deadlines = [_next_check(seen, found), ttl_left]
     if status == before:
         return Plan(tuple(actions), requeue_seconds=_earliest(deadlines))
-    # A disrupted pod is counted at once: it may be gone when the counts are written.
-    if seen.counts_written and not seen.disrupted and differs_in_counts_only(before, status):
+    if seen.counts_written and differs_in_counts_only(before, status):
         return Plan(tuple(actions), requeue_seconds=_earliest([*deadlines, COUNTS_SECONDS]))
     actions.append(Remember(counts_fact(seen.uid), "", COUNTS_SECONDS))
     actions += [Remember(disruption_fact(uid), "", DISRUPTION_SECONDS) for uid in seen.disrupted]

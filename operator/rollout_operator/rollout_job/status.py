@@ -119,9 +119,11 @@ def differs_in_counts_only(before: Mapping[str, Any], now: Mapping[str, Any]) ->
 def _urgent(status: Mapping[str, Any]) -> Any:
     """Return the parts of a status whose change is written immediately."""
     conditions = {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())}
-    failed_pods = (status.get("restarts") or {}).get("failedPods")
+    restarts = status.get("restarts") or {}
+    # A disrupted pod may be gone when other counts are written.
+    pods = [restarts.get(field) for field in ("failedPods", "disruptedPods")]
     others = {field: status.get(field) for field in ("observedGeneration", "resultURI")}
-    return conditions, failed_pods, others
+    return conditions, pods, others
 
 
 def _condition(seen: Observed, generation: int | None, kind: str, holds: bool, reason: str, message: str) -> Condition:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rollout_operator.rollout_job.status import differs_in_counts_only
 from tests.unit.rollout_operator.rollout_job.scenes import Scene, manifest, report
 
 
@@ -124,3 +125,10 @@ def test_a_list_of_problems_longer_than_a_condition_may_be_is_cut_and_not_refuse
     scene = Scene(manifest(tasks={"inline": bad}))
     scene.settle()
     assert len(scene.condition("Invalid")["message"]) == 4096
+
+
+def test_pods_that_failed_or_were_disrupted_are_written_at_once_and_other_counts_later() -> None:
+    before: dict[str, Any] = {"restarts": {"failedPods": 1, "sealed": 2}, "sealed": 2}
+    assert differs_in_counts_only(before, {**before, "sealed": 3})
+    for count in ("failedPods", "disruptedPods"):
+        assert not differs_in_counts_only(before, {**before, "restarts": {**before["restarts"], count: 2}})
