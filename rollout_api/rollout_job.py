@@ -476,6 +476,8 @@ class RunnerReport(ApiModel):
     """Latest update of its ModelServer's policy for which the policy version of every token is settled."""
     pools: Annotated[dict[ObjectName, Count], Field(max_length=256)] = {}
     """Places that it wants now in each SandboxPool, used ones included."""
+    drains: Count = 0
+    """How often a runner of this shard was asked to end, as by an eviction. Its pod did not fail."""
 
 
 class Restarts(ApiModel):
@@ -487,6 +489,8 @@ class Restarts(ApiModel):
     """Sealed rollouts at that moment."""
     disrupted_pods: Annotated[int, Field(ge=0)] | None = None
     """Runner pods that ended since then by eviction, preemption or the loss of their node. They do not count as failures."""
+    drains: Annotated[int, Field(ge=0)] | None = None
+    """Drains that all runners had reported at that moment. Pods that drained since then do not count as failures either."""
 
 
 class RolloutJobStatus(ApiModel):

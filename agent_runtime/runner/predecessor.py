@@ -34,18 +34,22 @@ def patience(environ: Mapping[str, str], now: float) -> float:
     return max(0.0, LONGEST_SECONDS - (now - float(environ.get(SINCE, now))))
 
 
-async def wait_for_predecessor(api: JobApi, job: Metadata, index: int, drain: Drain, *, seconds: float) -> None:
-    """Return when no earlier runner of this shard finishes turns any more, or this one is asked to stop."""
-    shard, waits = shard_name(job.name, job.uid or "", index), False
+async def wait_for_predecessor(api: JobApi, job: Metadata, index: int, drain: Drain, *, seconds: float) -> int:
+    """Return when no earlier runner of this shard finishes turns any more, or this one is asked to stop. Returns how many
+    of them have drained, as far as it is known.
+    """
+    shard, waits, drains = shard_name(job.name, job.uid or "", index), False, 0
     with contextlib.suppress(TimeoutError, ApiError):
         async with asyncio.timeout(seconds):
             while not drain.requested:
-                found = await api.get_shard(shard, patience_seconds=ASK_SECONDS)
-                if not is_draining(previous_report(found)):
-                    return
+                report = previous_report(await api.get_shard(shard, patience_seconds=ASK_SECONDS))
+                drains = drains if report is None else report.drains
+                if not is_draining(report):
+                    break
                 if not waits:
                     log.info("the previous runner is finishing its turns; this one takes over afterwards")
                 waits = True
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(POLL_SECONDS):
                         await drain.wait()
+    return drains

@@ -124,6 +124,8 @@ class ShardRun:
         self._open_model = open_model
         self._served: ServedModel | None = None
         self._before: RunnerReport | None = None
+        self._drains = 0
+        """Drains of earlier runners of this shard."""
         self._stopping = Stopping(api, job.metadata)
         self._reporter = Reporter(
             api, job.metadata, index=shard.index, interval_seconds=report_interval(shard.count), make=self._report
@@ -153,7 +155,7 @@ class ShardRun:
         self, provider: Provider | SandboxProvider, base_dir: Path, environ: Mapping[str, str]
     ) -> JobSummary | Exception:
         try:
-            await wait_for_predecessor(
+            self._drains = await wait_for_predecessor(
                 self._api,
                 self._job.metadata,
                 self._shard.index,
@@ -250,9 +252,11 @@ class ShardRun:
         message = self._troubles() if self._ending is None else self._ending.message
         if self._ending is not None:
             state = self._ending.state
+        drains = self._drains + self._stopping.begun
         if self._before is not None:
-            return self._before.model_copy(update={"state": state, "message": message, "running": 0, "pools": {}})
-        report = self._tally.report(state, message or self._tally.trouble)
+            update = {"state": state, "message": message, "running": 0, "pools": {}, "drains": drains}
+            return self._before.model_copy(update=update)
+        report = self._tally.report(state, message or self._tally.trouble).model_copy(update={"drains": drains})
         if self._ending is None:
             report = report.model_copy(update={"pools": dict(self._wanted())})
         return report.model_copy(update={"policy_update": self._served.acknowledged}) if self._served else report

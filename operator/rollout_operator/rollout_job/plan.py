@@ -145,11 +145,17 @@ def _findings(seen: Observed, standing: Verdict | None, resolved: Resolved) -> F
     totals = add_up(seen.reports, seen.replicas, seen.listed_rollouts)
     suspend = seen.suspend or seen.held
     job, restarts, failures = seen.batch_job, seen.restarts, 0
+    drains = sum(report.drains for report in seen.reports)
     if job is not None:
         restarts = count_from(
-            restarts, job.failed_pods, totals.sealed, suspended=suspend, disrupted_pods=len(seen.disrupted)
+            restarts,
+            job.failed_pods,
+            totals.sealed,
+            suspended=suspend,
+            disrupted_pods=len(seen.disrupted),
+            drains=drains,
         )
-        failures = failures_since(restarts, job.failed_pods)
+        failures = failures_since(restarts, job.failed_pods, drains)
     verdict = standing or judge(seen, failures)
     lost_server = verdict is None and model_server.is_lost(seen)
     to_resume = job is not None and job.suspend_set and not suspend and verdict is None

@@ -24,24 +24,27 @@ which alone must not fail the job.
 
 
 def count_from(
-    before: Restarts | None, failed_pods: int, sealed: int, *, suspended: bool, disrupted_pods: int = 0
+    before: Restarts | None, failed_pods: int, sealed: int, *, suspended: bool, disrupted_pods: int = 0, drains: int = 0
 ) -> Restarts:
     """Return the counters from which failures are counted: those at the last new result.
 
-    `disrupted_pods`: pods that Kubernetes ended and that were not counted before. Their cause is not the job.
+    `disrupted_pods`: pods that Kubernetes ended and that were not counted before. Their cause is not the job. `drains`: how
+    often runners were asked to end, as they report it.
     Pods that a suspension ends do not count as failures. If there are fewer failed pods than before, the Job was deleted
     and created again, and the count starts again.
     """
     if before is None or suspended or sealed > before.sealed or failed_pods < before.failed_pods:
-        return Restarts(failed_pods=failed_pods, sealed=sealed)
+        return Restarts(failed_pods=failed_pods, sealed=sealed, drains=drains or None)
     if not disrupted_pods:
         return before
     return before.model_copy(update={"disrupted_pods": (before.disrupted_pods or 0) + disrupted_pods})
 
 
-def failures_since(since: Restarts, failed_pods: int) -> int:
-    # A disrupted pod may be seen before the Job counts it, and is seen again by an operator that takes over.
-    return max(0, failed_pods - since.failed_pods - (since.disrupted_pods or 0))
+def failures_since(since: Restarts, failed_pods: int, drains: int = 0) -> int:
+    # A disrupted pod may be seen before the Job counts it, and is seen again by an operator that takes over. Most of them
+    # drain. One that is deleted while no operator runs is known by its report alone.
+    no_failures = max(since.disrupted_pods or 0, drains - (since.drains or 0))
+    return max(0, failed_pods - since.failed_pods - no_failures)
 
 
 def failure_limit(runners_at_work: int) -> int:

@@ -143,7 +143,7 @@ def test_evicted_runner_finishes_its_turns_and_the_next_one_continues(pods: Star
         )
         assert not result.get("failedAttempts")
         assert result["turns"] == 5
-    assert drained.api.runners[0]["state"] == "Completed"
+    assert (drained.api.runners[0]["state"], drained.api.runners[0]["drains"]) == ("Completed", 1)
 
 
 def test_new_runner_lets_the_draining_one_finish_its_turns(pods: StartPods) -> None:

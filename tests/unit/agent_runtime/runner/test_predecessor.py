@@ -53,6 +53,15 @@ async def waited(api: Api, drain: Drain | None = None, *, seconds: float = 10) -
     return api.asked
 
 
+async def test_drains_of_earlier_runners_are_known() -> None:
+    for answers, drains in [
+        (({},), 0),
+        ((RUNS | {"drains": 2},), 2),
+        ((DRAINS | {"drains": 1}, PARKED | {"drains": 2}), 2),
+    ]:
+        assert await wait_for_predecessor(Api(*answers), JOB, 1, Drain(), seconds=10) == drains
+
+
 @pytest.mark.parametrize("standing", [{}, RUNS, PARKED])
 async def test_predecessor_that_does_not_drain_is_not_awaited(standing: dict[str, Any]) -> None:
     assert await waited(Api(standing, DRAINS)) == 1

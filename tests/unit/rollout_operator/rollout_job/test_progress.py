@@ -40,6 +40,13 @@ def test_a_runner_job_made_anew_counts_from_zero() -> None:
     assert failures_since(count_from(restarts(9, 5), 0, 5, suspended=False), 0) == 0
 
 
+def test_pods_that_drained_while_no_operator_ran_are_not_failures() -> None:
+    since = count_from(restarts(0, 5), 1, 6, suspended=False, drains=1)
+    since = count_from(since, 5, 6, suspended=False, drains=5)
+    assert failures_since(since, 5, 5) == 0
+    assert failures_since(count_from(since, 6, 6, suspended=False, disrupted_pods=4, drains=5), 6, 5) == 1
+
+
 def test_disrupted_pods_are_not_failures_in_whatever_order_they_are_seen() -> None:
     seen_first = count_from(restarts(3, 5), 3, 5, suspended=False, disrupted_pods=1)
     assert failures_since(seen_first, 3) == 0
