@@ -14,9 +14,11 @@ from agent_runtime.extensions import described
 from agent_runtime.recording.health import HEALTH, HealthReport
 from agent_runtime.recording.store import StorageError, Store
 
-WRITE_SECONDS: Final = 2.0
+WRITE_SECONDS: Final = 0.5
 REPEAT_SECONDS: Final = 10.0
 """An unchanged report is written again after this time. It shows that the process is alive."""
+LAST_WRITE_SECONDS: Final = 2.0
+"""A run does not wait longer for the last report of its process."""
 RECENT_SECONDS: Final = 60.0
 """Failures of storage are counted over this time."""
 
@@ -99,7 +101,7 @@ class Health:
             await asyncio.wait([writing])
             self._has_ended = True
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WRITE_SECONDS):
+                async with asyncio.timeout(LAST_WRITE_SECONDS):
                     await write()
 
 

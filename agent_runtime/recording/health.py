@@ -13,7 +13,7 @@ ALIVE_SECONDS: Final = 30.0
 
 
 class HealthReport(ApiModel):
-    """The state of one process of a run. It is replaced when it changes, at most every 2 s, and at least every 10 s."""
+    """The state of one process of a run. It is replaced when it changes, at most every 0.5 s, and at least every 10 s."""
 
     time: float
     """Unix time of the report."""

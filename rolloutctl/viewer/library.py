@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,13 +27,12 @@ from rolloutctl.viewer.rollout import Rollout, changes, visible
 from rolloutctl.viewer.summary import FIGURES_OF_A_ROW, facts, of_statistics, row, row_of_damaged, summary
 from rolloutctl.viewer.table import RolloutTable, fields
 
-FRESH_SECONDS: Final = 1.0
+FRESH_SECONDS: Final = 0.5
 BUSY_SHARE: Final = 0.2
-"""Most of the time that is spent with reading a live run: a look at a large one in object storage takes long."""
+"""Most of the time that is spent with reading a live run, or the list of runs: a look at large ones, or at object storage,
+takes long."""
 FIRST_WAIT_SECONDS: Final = 0.5
 """A page that comes while a run is read for the first time shows what is read so far after this time."""
-STOPPED_SECONDS: Final = 10.0
-"""Time after which a stopped run is looked at again: a process may have resumed it."""
 COMPARED: Final = 20_000
 """Advantages that compare more rollouts than this are left out of the page."""
 
@@ -81,8 +81,7 @@ class OpenRun:
         most; afterwards the reading continues in the background.
         """
         if self._reading is None or self._reading.done():
-            pause = max(FRESH_SECONDS, self._read_seconds / BUSY_SHARE)
-            if self._state.finished or time.monotonic() < self._read_at + pause:
+            if self._state.finished or time.monotonic() < self._read_at + _pause(self._read_seconds):
                 return
             self._reading = asyncio.create_task(self._read())
         await asyncio.wait([self._reading], timeout=FIRST_WAIT_SECONDS)
@@ -219,6 +218,11 @@ class OpenRun:
         self.table.close()
 
 
+def _pause(read_seconds: float) -> float:
+    """Return the seconds until something is read again whose last reading took so long."""
+    return max(FRESH_SECONDS, read_seconds / BUSY_SHARE)
+
+
 def _health(reports: Sequence[HealthReport], now: float) -> Json:
     """Return what the processes that work on a run wait for, added up."""
     working = [report for report in reports if is_working(report, now)]
@@ -244,10 +248,9 @@ class _Stopped:
 
     row: Json
     health: list[HealthReport]
-    look_at: float
-    """When to look whether a process works on it, or has done so."""
 
     async def is_current(self, run: RunFolder) -> bool:
+        """Return whether no process works on it, nor has done so since."""
         if self.row["damaged"] is not None or holder(run.job_file.uid) is not None:
             return False
         return await health_reports(run.store) == self.health
@@ -269,6 +272,8 @@ class Library:
         """Rows of finished runs, which do not change."""
         self._stopped: dict[str, _Stopped] = {}
         """Runs on which no process works. They are closed meanwhile, because there may be thousands."""
+        self._rows: list[Json] = []
+        self._listed_at, self._listing_seconds = -math.inf, 0.0
 
     @property
     def uri(self) -> str:
@@ -276,11 +281,16 @@ class Library:
         return self._store.uri
 
     async def rows(self) -> list[Json]:
-        """Return the list of runs, newest first."""
+        """Return the list of runs, newest first, as it was at most a moment ago."""
         async with self._listing:
-            return await self._rows()
+            began = time.monotonic()
+            if began >= self._listed_at + _pause(self._listing_seconds):
+                self._rows = await self._list()
+                self._listed_at = time.monotonic()
+                self._listing_seconds = self._listed_at - began
+            return self._rows
 
-    async def _rows(self) -> list[Json]:
+    async def _list(self) -> list[Json]:
         found_runs = {run.folder: run async for run in run_folders(self._store)}
         self._folders = {folder: run for folder, run in found_runs.items() if isinstance(run, RunFolder)}
         self._damaged = {folder: run for folder, run in found_runs.items() if isinstance(run, DamagedRun)}
@@ -302,19 +312,14 @@ class Library:
         return self._finished[run.folder]
 
     async def _row_of_unfinished(self, run: RunFolder) -> Json:
-        now = time.monotonic()
         stopped = self._stopped.get(run.folder)
-        if stopped is not None:
-            if now < stopped.look_at:
-                return stopped.row
-            if await stopped.is_current(run):
-                stopped.look_at = now + STOPPED_SECONDS
-                return stopped.row
+        if stopped is not None and await stopped.is_current(run):
+            return stopped.row
         opened = self._opened(run)
         await opened.refresh()
         found = opened.row()
         if found["state"] != "running" and not opened.is_reading and run.folder not in self._viewed:
-            self._stopped[run.folder] = _Stopped(found, opened.health, now + STOPPED_SECONDS)
+            self._stopped[run.folder] = _Stopped(found, opened.health)
             await self._open.pop(run.folder).aclose()
         return found
 
@@ -326,7 +331,8 @@ class Library:
     async def folder(self, name: str) -> RunFolder:
         """Return the run in a folder. Raises NoSuchRun."""
         if name not in self._folders:
-            await self.rows()
+            async with self._listing:
+                await self._list()
         if name in self._damaged:
             raise NoSuchRun(self._damaged[name].problem)
         if name not in self._folders:

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import io
 import json
+import math
 import operator
 import os
+import re
 import sys
 import tarfile
 import time
@@ -20,6 +22,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from agent_runtime.engine.health import WRITE_SECONDS
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.health import HealthReport
 from agent_runtime.recording.reader import NoSuchRun, open_run
@@ -34,9 +37,10 @@ from rollout_api.records import (
     ResponseRecord,
     StopRecord,
 )
+from rolloutctl import viewer
 from rolloutctl.errors import CommandError
 from rolloutctl.ui.transcript import Call
-from rolloutctl.viewer.library import Library
+from rolloutctl.viewer.library import FRESH_SECONDS, Library
 from rolloutctl.viewer.live import InFlight, state
 from rolloutctl.viewer.rollout import (
     DIFF_LINES,
@@ -410,6 +414,36 @@ def test_tokenizer_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pyt
         open_tokenizer(tmp_path)
 
 
+def read_at_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rolloutctl.viewer.library.FRESH_SECONDS", 0)
+    monkeypatch.setattr("rolloutctl.viewer.library.BUSY_SHARE", math.inf)
+
+
+def test_pages_of_live_runs_are_at_most_two_seconds_old() -> None:
+    """Of records that are read at once; others wait by BUSY_SHARE."""
+    parts = (Path(viewer.__file__).parent / "frontend" / "src" / "parts.tsx").read_text()
+    page_seconds = int(re.findall(r"LOOK_MILLISECONDS = (\d+)", parts)[0]) / 1000
+    assert WRITE_SECONDS + FRESH_SECONDS + max(page_seconds, EVENT_SECONDS) <= 2
+
+
+async def test_list_of_runs_is_read_again_when_it_is_no_longer_fresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path, "a", [made_up_rollout(0)], group_size=4, total=8, finished=False)
+    (folder / "health").mkdir()
+    (folder / "health" / "0.json").write_bytes(json_bytes(HealthReport(time=time.time())))
+    library = Library(Store.open(str(tmp_path), {}))
+    try:
+        monkeypatch.setattr("rolloutctl.viewer.library.FRESH_SECONDS", 3600)
+        assert [row["sealed"] for row in await library.rows()] == [1]
+        write_rollout(folder, made_up_rollout(1))
+        assert [row["sealed"] for row in await library.rows()] == [1]
+        read_at_each_look(monkeypatch)
+        assert [row["sealed"] for row in await library.rows()] == [2]
+    finally:
+        await library.close()
+
+
 async def test_stopped_runs_are_closed_until_a_process_works_on_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,7 +451,7 @@ async def test_stopped_runs_are_closed_until_a_process_works_on_them(
     folders = {
         name: write_run(tmp_path, name, [made_up_rollout(0)], group_size=4, total=8, finished=False) for name in names
     }
-    monkeypatch.setattr("rolloutctl.viewer.library.STOPPED_SECONDS", -1)
+    read_at_each_look(monkeypatch)
     library = Library(Store.open(str(tmp_path), {}))
     try:
         await library.run(folders["a"].name)
@@ -483,7 +517,7 @@ async def test_stopped_run_is_read_again_when_a_process_has_worked_on_it_meanwhi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_run(tmp_path, "a", [made_up_rollout(0)], group_size=4, total=8, finished=False)
-    monkeypatch.setattr("rolloutctl.viewer.library.STOPPED_SECONDS", -1)
+    read_at_each_look(monkeypatch)
     library = Library(Store.open(str(tmp_path), {}))
     try:
         assert [row["sealed"] for row in await library.rows()] == [1]
@@ -499,7 +533,7 @@ async def test_stopped_run_that_could_not_be_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path, "a", [made_up_rollout(0)], group_size=4, total=8, finished=False)
-    monkeypatch.setattr("rolloutctl.viewer.library.STOPPED_SECONDS", -1)
+    read_at_each_look(monkeypatch)
     library = Library(Store.open(str(tmp_path), {}))
     try:
         with monkeypatch.context() as unavailable:

@@ -66,6 +66,21 @@ export function useAsync<T>(ask: () => Promise<T>, dependencies: unknown[]): { v
   return found;
 }
 
+const LOOK_MILLISECONDS = 1000;
+
+/** Like useAsync. Asks again after each answer, while `isLive`. */
+export function useFollowed<T>(ask: () => Promise<T>, dependencies: unknown[], isLive: (value: T | null) => boolean): { value: T | null; problem: string } {
+  const [look, setLook] = useState(0);
+  const found = useAsync(ask, [...dependencies, look]);
+  const isAskedAgain = isLive(found.value);
+  useEffect(() => {
+    if (!isAskedAgain) return;
+    const timer = setTimeout(() => setLook((n) => n + 1), LOOK_MILLISECONDS);
+    return () => clearTimeout(timer);
+  }, [found, isAskedAgain]);
+  return found;
+}
+
 export function useSummary(source: Source, run: string): { summary: Summary | null; problem: string } {
   const [found, setFound] = useState<{ summary: Summary | null; problem: string }>({ summary: null, problem: "" });
   useEffect(() => {

@@ -1,31 +1,24 @@
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useMemo, useRef, useState } from "preact/hooks";
 import { tone } from "./charts";
 import { bytes, compact, count, number, plural, seconds } from "./format";
-import { Copy, Problem, Resume, Tiles, useAsync, useKeys, useSummary, useTitle } from "./parts";
+import { Copy, Problem, Resume, Tiles, useAsync, useFollowed, useKeys, useSummary, useTitle } from "./parts";
 import { href, parseHash, rolloutLink, runLink, setQuery, useRoute } from "./router";
 import { failedPlugins, type Call, type RolloutPage, type Source, type Span, type Step, type Strip, type Summary, type Verdict } from "./source";
 import { Block, Marked, MessageText, Search } from "./text";
 import { parse } from "./where";
 
-const LOOK_MILLISECONDS = 2000;
 const TABS = ["transcript", "verdict", "files", "tokens", "facts"] as const;
 type Tab = (typeof TABS)[number];
 
 export function Rollout({ source, run, index }: { source: Source; run: string; index: number }) {
   const { summary } = useSummary(source, run);
   const { query } = useRoute();
-  const [look, setLook] = useState(0);
   const isRunning = source.isServer && summary?.state === "running";
+  const isUnderWay = (page: RolloutPage | null) => page !== null && !page.problem && page.result === null && isRunning;
   // Read again when the run ends: the rollout may have ended with it.
-  const { value: page, problem } = useAsync(() => source.rollout(run, index), [source, run, index, look, isRunning]);
+  const { value: page, problem } = useFollowed(() => source.rollout(run, index), [source, run, index, isRunning], isUnderWay);
   const tab = (TABS as readonly string[]).includes(query.get("tab") ?? "") ? (query.get("tab") as Tab) : "transcript";
   const [words, setWords] = useState("");
-  const isLive = page !== null && !page.problem && page.result === null && isRunning;
-  useEffect(() => {
-    if (!isLive) return;
-    const timer = setTimeout(() => setLook((n) => n + 1), LOOK_MILLISECONDS);
-    return () => clearTimeout(timer);
-  }, [isLive, look, page]);
   useNeighbours(source, run, index, summary);
   useTitle(`Rollout ${index} of ${summary?.name ?? run}`);
   const back = runLink(run, kept());
@@ -50,7 +43,7 @@ export function Rollout({ source, run, index }: { source: Source; run: string; i
             <Commands page={page} run={run} index={index} summary={summary} source={source} />
           </div>
           <Search.Provider value={words.trim().toLowerCase()}>
-            {tab === "transcript" && <Transcript page={page} source={source} run={run} index={index} summary={summary} isLive={isLive} words={words.trim().toLowerCase()} />}
+            {tab === "transcript" && <Transcript page={page} source={source} run={run} index={index} summary={summary} isLive={isUnderWay(page)} words={words.trim().toLowerCase()} />}
             {tab === "verdict" && <VerdictPart page={page} />}
             {tab === "files" && <Files source={source} run={run} index={index} />}
             {tab === "tokens" && <Tokens source={source} run={run} index={index} advantage={page.advantage} />}

@@ -1,18 +1,14 @@
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { ago, compact, count, money, number, percent, plural, seconds, when } from "./format";
-import { Problem, State, useAsync, useTitle } from "./parts";
+import { Problem, State, useFollowed, useTitle } from "./parts";
 import { href, runLink } from "./router";
 import type { Source } from "./source";
 
-const LOOK_MILLISECONDS = 5000;
-
 export function Runs({ source }: { source: Source }) {
-  const [look, setLook] = useState(0);
   const [words, setWords] = useState("");
   const [ticked, setTicked] = useState<string[]>([]);
-  const { value, problem } = useAsync(() => source.runs(), [source, look]);
+  const { value, problem } = useFollowed(() => source.runs(), [source], () => true);
   useTitle("Runs");
-  useEffect(() => { const timer = setInterval(() => setLook((n) => n + 1), LOOK_MILLISECONDS); return () => clearInterval(timer); }, []);
   if (problem) return <Problem text={problem} />;
   if (!value) return <p role="status">Reading…</p>;
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
