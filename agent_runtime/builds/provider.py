@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from agent_runtime.builds.build import Builder
 from agent_runtime.builds.cache import LayerLost
-from agent_runtime.sandboxes.base import Fence, SandboxProvider, Workspace, WorkspaceSpec
+from agent_runtime.sandboxes.base import Fence, SandboxProvider, SandboxReporter, Workspace, WorkspaceSpec
 
 MOST_LOSSES: Final = 64
 """Damaged layers for one workspace. More indicate a storage that damages everything."""
@@ -44,6 +44,14 @@ class BuildingProvider:
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
         await self._provider.sweep(unwanted)
+
+    def sandbox_states(self) -> Mapping[str, int]:
+        """See SandboxReporter. Empty if the provider does not report."""
+        return self._provider.sandbox_states() if isinstance(self._provider, SandboxReporter) else {}
+
+    def waits_for(self) -> str:
+        """See SandboxReporter."""
+        return self._provider.waits_for() if isinstance(self._provider, SandboxReporter) else ""
 
     async def forget_group(self, group: str) -> None:
         self._builder.forget_group(group)

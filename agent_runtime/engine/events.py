@@ -47,7 +47,9 @@ class TurnEnded:
 
 @dataclass(frozen=True)
 class ModelCallFailing:
-    """A rollout's model call is retried because the server fails; `message` has the reason. None: that call has ended."""
+    """A rollout's model call is retried because the server fails; `message` has the reason. Sent for each failed attempt.
+    None: that call has ended.
+    """
 
     index: int
     message: str | None

@@ -1,5 +1,6 @@
-"""What a run waits for (failing model calls, a silent model, failing storage, lost attempts), and the error that ended it.
-Each process writes it to `health/<shard>.json`, for those that look at the run from elsewhere. Nothing depends on it.
+"""What a run waits for (failing model calls, a silent model, failing storage, sandboxes, lost attempts), and the error that
+ended it. Each process writes it to `health/<shard>.json`, for those that look at the run from elsewhere. Nothing depends on
+it.
 """
 
 import asyncio
@@ -11,8 +12,10 @@ from typing import Final
 
 from agent_runtime.engine.events import AttemptFailed, Event, ModelCallFailing, ModelSilent, StorageRequested
 from agent_runtime.extensions import described
+from agent_runtime.models.base import RATE_LIMITED
 from agent_runtime.recording.health import HEALTH, HealthReport
 from agent_runtime.recording.store import StorageError, Store
+from agent_runtime.sandboxes.base import SandboxReporter
 
 WRITE_SECONDS: Final = 0.5
 REPEAT_SECONDS: Final = 10.0
@@ -28,12 +31,17 @@ class Health:
 
     def __init__(self) -> None:
         self._failing: dict[int, str] = {}
-        self._retries = 0
+        self._retries, self._rate_limited = 0, 0
         self._silent: dict[str, ModelSilent] = {}
         self._lost = Counter[str]()
         self._storage = deque[float]()
+        self._sandboxes: SandboxReporter | None = None
         self._has_ended = False
         self._error: str | None = None
+
+    def watch(self, provider: object) -> None:
+        """Report on the sandboxes of this provider, if it reports on them."""
+        self._sandboxes = provider if isinstance(provider, SandboxReporter) else None
 
     def observe(self, event: Event) -> None:
         """Update the state for an event."""
@@ -42,6 +50,7 @@ class Health:
                 self._failing.pop(index, None)
             case ModelCallFailing(index=index, message=str(message)):
                 self._retries += 1
+                self._rate_limited += message.startswith(RATE_LIMITED)
                 self._failing[index] = message
             case ModelSilent(place=place, calls=0):
                 self._silent.pop(place, None)
@@ -65,10 +74,13 @@ class Health:
             error=self._error,
             failing_calls=len(self._failing),
             call_retries=self._retries,
+            rate_limited_calls=self._rate_limited,
             call_problem=next(reversed(self._failing.values()), None),
             silent_seconds=silent.seconds if silent else 0.0,
             silent_place=silent.place if silent else None,
             storage_failures=len(self._storage),
+            sandboxes=dict(self._sandboxes.sandbox_states()) if self._sandboxes else {},
+            sandbox_problem=(self._sandboxes.waits_for() or None) if self._sandboxes else None,
             lost_attempts=dict(self._lost),
         )
 

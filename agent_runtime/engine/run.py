@@ -135,6 +135,7 @@ async def run_job(
         open_run(job, loaded.tasks, run_environment, new=new, observer=observe, origins=origins) as context,
         health.written(context.record.store, shard.index),
     ):
+        health.watch(context.provider)
         return await _run(context, loaded, stop)
 
 

@@ -31,7 +31,8 @@ class CallHealth:
     on_hold: Callable[[bool], None] = lambda held: None
     """Called when time on hold begins and ends, so that deadlines can be suspended."""
     on_failing: Callable[[str | None], None] = lambda why: None
-    """Called when `failing` changes, so that a user sees within seconds what the call waits for."""
+    """Called after each failed attempt, and with None when an answer begins after one. A user sees within seconds what the
+    call waits for."""
     on_sign: Callable[[bool], None] = lambda answered: None
     """Called when an attempt ends or its answer begins: True for (part of) an answer, False for a failure."""
     on_prompt: Callable[[int], None] = lambda count: None
@@ -42,7 +43,7 @@ class CallHealth:
     def note(self, why: str | None) -> None:
         """Record that the latest attempt failed for that reason, or (None) received something."""
         self.on_sign(why is None)
-        if why != self.failing:
+        if why is not None or self.failing is not None:
             self.failing = why
             self.on_failing(why)
 

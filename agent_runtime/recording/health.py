@@ -25,6 +25,8 @@ class HealthReport(ApiModel):
     """Rollouts whose model call failed and is being retried."""
     call_retries: int = 0
     """Retries of model calls so far."""
+    rate_limited_calls: int = 0
+    """Those of them because of a response with status 429."""
     call_problem: str | None = None
     """The latest error of a call that is being retried."""
     silent_seconds: float = 0
@@ -33,6 +35,10 @@ class HealthReport(ApiModel):
     """The model server that does not answer."""
     storage_failures: int = 0
     """Failed requests to storage in the last minute."""
+    sandboxes: dict[str, int] = {}
+    """Sandboxes of this process by state: `Starting`, `Ready`."""
+    sandbox_problem: str | None = None
+    """Why sandboxes do not start, for example an image that cannot be pulled, or a full quota."""
     lost_attempts: dict[str, int] = {}
     """Attempts that this process lost to infrastructure, by reason."""
 

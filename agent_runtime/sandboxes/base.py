@@ -608,6 +608,17 @@ async def standstill_of(workspace: Workspace) -> SandboxFailure | None:
 
 
 @runtime_checkable
+class SandboxReporter(Protocol):
+    """Optional interface of providers that report on their sandboxes."""
+
+    def sandbox_states(self) -> Mapping[str, int]:
+        """Return this process's sandboxes by state: `Starting`, `Ready`."""
+
+    def waits_for(self) -> str:
+        """Return why sandboxes do not start, as a message; empty if no problem is known."""
+
+
+@runtime_checkable
 class ImageSource(Protocol):
     """Optional interface of providers that can read images themselves."""
 

@@ -174,6 +174,15 @@ class HostedProvider:
                 await sandbox.sweep(unwanted)
                 await sandbox.close()
 
+    def sandbox_states(self) -> Mapping[str, int]:
+        """See SandboxReporter."""
+        sandboxes = [one for one in self._sandboxes.values() if one.running or one.leases]
+        return Counter("Ready" if one.running else "Starting" for one in sandboxes)
+
+    def waits_for(self) -> str:
+        """See SandboxReporter. Starts on this machine fail at once, or wait for a place, which ends by itself."""
+        return ""
+
     async def forget_group(self, group: str) -> None:
         self._opened()
         for sandbox in list(self._sandboxes.values()):

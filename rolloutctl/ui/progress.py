@@ -45,7 +45,7 @@ class Tally:
         self.total: int | None = None
         self.sealed = 0
         self.running: set[int] = set()
-        self.waiting: set[int] = set()
+        self.waiting: dict[int, str] = {}
         """Rollouts whose model call is being retried."""
         self.silence: ModelSilent | None = None
         self.outcomes: Counter[str] = Counter()
@@ -63,7 +63,10 @@ class Tally:
         elif isinstance(event, RolloutStarted):
             self.running.add(event.index)
         elif isinstance(event, ModelCallFailing):
-            (self.waiting.discard if event.message is None else self.waiting.add)(event.index)
+            if event.message is None:
+                self.waiting.pop(event.index, None)
+            else:
+                self.waiting[event.index] = event.message
         elif isinstance(event, ModelSilent):
             self.silence = event if event.calls else None
         elif isinstance(event, RolloutSealed):
@@ -204,6 +207,8 @@ class Display:
             was_silent, self._is_silent = self._is_silent, event.calls > 0
             if was_silent and self._is_silent:
                 return  # printed at the start; the tally continues
+        if isinstance(event, ModelCallFailing) and event.message == self._tally.waiting.get(event.index):
+            return  # printed at the first retry
         many, further = "", ""
         if isinstance(event, AttemptFailed) and event.retry:
             many, further = event.reason, f"attempts lost to {event.reason}"

@@ -226,18 +226,23 @@ def _pause(read_seconds: float) -> float:
 def _health(reports: Sequence[HealthReport], now: float) -> Json:
     """Return what the processes that work on a run wait for, added up."""
     working = [report for report in reports if is_working(report, now)]
-    lost = Counter[str]()
+    lost, sandboxes = Counter[str](), Counter[str]()
     for report in reports:
         lost.update(report.lost_attempts)
+    for report in working:
+        sandboxes.update(report.sandboxes)
     silent = max(working, key=lambda report: report.silent_seconds, default=None)
     return {
         "processes": len(working),
         "failingCalls": sum(report.failing_calls for report in working),
         "callRetries": sum(report.call_retries for report in reports),
+        "rateLimitedCalls": sum(report.rate_limited_calls for report in reports),
         "callProblem": next((visible(report.call_problem) for report in working if report.call_problem), None),
         "silentSeconds": silent.silent_seconds if silent else 0,
         "silentPlace": silent.silent_place if silent else None,
         "storageFailures": sum(report.storage_failures for report in working),
+        "sandboxes": {state: sandboxes[state] for state in sorted(sandboxes)},
+        "sandboxProblem": next((visible(report.sandbox_problem) for report in working if report.sandbox_problem), None),
         "lostAttempts": dict(lost.most_common()),
     }
 

@@ -58,7 +58,7 @@ class ClusterProvider:
         self._pool = LeasePool(self._place)
 
     def sandbox_states(self) -> Mapping[str, int]:
-        """Return this runner's sandboxes by state: `Starting`, `Ready`."""
+        """See SandboxReporter."""
         return Counter("Starting" if held.sandbox is None else "Ready" for held in self._fleet.held.values())
 
     def wanted(self) -> Mapping[str, int]:
@@ -66,7 +66,7 @@ class ClusterProvider:
         return self._fleet.wanted()
 
     def waits_for(self) -> str:
-        """Return why sandboxes do not start, as a message; empty if no problem is known."""
+        """See SandboxReporter."""
         return self._fleet.waits_for
 
     async def open(self) -> None:

@@ -303,9 +303,19 @@ async def test_a_live_run_is_followed(browser: Browser, tmp_path: Path) -> None:
     folder = write_run(tmp_path, "live", rollouts[:1], group_size=4, finished=False, total=4)
     (folder / "health").mkdir()
     health = folder / "health" / "0.json"
-    health.write_bytes(json_bytes(HealthReport(time=time.time() + 600)))
+    report = HealthReport(
+        time=time.time() + 600,
+        call_retries=3,
+        rate_limited_calls=2,
+        sandboxes={"Ready": 2, "Starting": 1},
+        sandbox_problem="1 sandbox does not start: ImagePullBackOff: no tag",
+    )
+    health.write_bytes(json_bytes(report))
     async with served(tmp_path) as url, browser(f"{url}#/run/{folder.name}") as tab:
         await tab.until("document.querySelectorAll('.virtual tbody tr').length === 1")
+        shown = await tab.run("document.querySelector('[aria-label=Health]').textContent")
+        assert shown.startswith("1 sandbox does not start: ImagePullBackOff: no tag")
+        assert "3 model calls retried, 2 of them because of status 429. Sandboxes: 2 ready, 1 starting. " in shown
         write_rollout(folder, Rollout(rollouts[1].records[:4]))
         await tab.until("document.querySelector('.flight')?.textContent.includes('turn 1')")
         await tab.run(f"location.hash = '/run/{folder.name}/rollout/1'")
@@ -495,7 +505,10 @@ async def test_screenshots_of_every_page(browser: Browser, tmp_path: Path, monke
     )
     for index, records in ((40, 2), (41, 3), (42, 4), (43, 1)):
         write_rollout(live, Rollout(made_up_rollout(index, hostile=False, began=now - 50).records[:records]))
-    report = HealthReport(time=now + 600, call_retries=3, failing_calls=1, call_problem="429: rate limit reached")
+    problem = "RateLimited: status 429: rate limit reached"
+    report = HealthReport(
+        time=now + 600, call_retries=3, rate_limited_calls=2, failing_calls=1, call_problem=problem
+    )
     (live / "health").mkdir()
     (live / "health" / "0.json").write_bytes(json_bytes(report))
     write_run(

@@ -184,6 +184,7 @@ async def test_close_ends_the_executors_and_removes_their_folders(tmp_path: Path
     provider = LocalProvider(tmp_path / "run", template(mode), places=2)
     await provider.open()
     await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
+    assert provider.sandbox_states() == {"Ready": 1}
     (path,) = (tmp_path / "run" / "sandboxes").glob("*.json")
     record = json.loads(path.read_text())
     await provider.close()

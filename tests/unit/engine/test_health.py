@@ -2,9 +2,12 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
+from unittest import mock
 
 import pytest
 
+from agent_runtime.builds.provider import BuildingProvider
 from agent_runtime.engine import health
 from agent_runtime.engine.events import AttemptFailed, ModelCallFailing, ModelSilent, StorageRequested
 from agent_runtime.engine.health import Health
@@ -15,18 +18,45 @@ from agent_runtime.recording.store import Store
 
 def test_troubles_are_counted_until_they_end() -> None:
     found = Health()
-    found.observe(ModelCallFailing(1, "429"))
+    for message in ("RateLimited: status 429", "RateLimited: status 429", "ServerError: status 503"):
+        found.observe(ModelCallFailing(1, message))
     found.observe(ModelCallFailing(2, "503"))
     found.observe(ModelCallFailing(1, None))
     found.observe(ModelSilent("http://model", calls=3, seconds=12.0, has_answered=True))
     found.observe(AttemptFailed(1, 0, "SandboxLost", "node lost", retry=True))
     found.observe(StorageRequested("put", 0.1, failed=True))
     report = found.report()
-    assert (report.failing_calls, report.call_retries, report.call_problem) == (1, 2, "503")
+    assert (report.failing_calls, report.call_retries, report.rate_limited_calls) == (1, 4, 2)
+    assert report.call_problem == "503"
     assert (report.silent_seconds, report.silent_place, report.storage_failures) == (12.0, "http://model", 1)
     assert report.lost_attempts == {"SandboxLost": 1}
     found.observe(ModelSilent("http://model", calls=0, seconds=0.0, has_answered=True))
     assert found.report().silent_seconds == 0
+
+
+class Sandboxes:
+    name, warnings = "", ()
+
+    def sandbox_states(self) -> Mapping[str, int]:
+        return {"Ready": 2, "Starting": 1}
+
+    def waits_for(self) -> str:
+        return "1 sandbox does not start: ImagePullBackOff: no tag"
+
+
+@pytest.mark.parametrize("provider", [Sandboxes(), BuildingProvider(mock.Mock(wraps=Sandboxes()), mock.Mock())])
+def test_report_has_sandboxes_and_why_some_do_not_start(provider: object) -> None:
+    found = Health()
+    found.watch(provider)
+    report = found.report()
+    assert report.sandboxes == {"Ready": 2, "Starting": 1}
+    assert report.sandbox_problem == "1 sandbox does not start: ImagePullBackOff: no tag"
+
+
+def test_report_of_a_provider_that_does_not_report_has_no_sandboxes() -> None:
+    found = Health()
+    found.watch(object())
+    assert (found.report().sandboxes, found.report().sandbox_problem) == ({}, None)
 
 
 async def reported(store: Store, failing_calls: int) -> HealthReport:

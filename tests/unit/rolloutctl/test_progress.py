@@ -134,6 +134,12 @@ def test_the_same_failure_over_and_over_does_not_flood_the_log() -> None:
     assert "not shown" in text
 
 
+def test_failing_model_call_is_printed_once_until_its_reason_changes() -> None:
+    reasons = ["RateLimited: status 429"] * 3 + ["ServerError: status 500", None, "ServerError: status 500"]
+    text = plain([started(1), *(ModelCallFailing(0, reason) for reason in reasons)])
+    assert (text.count("status 429"), text.count("status 500")) == (1, 2)
+
+
 def test_steps_that_were_found_and_made_are_counted_once_each_at_the_end() -> None:
     found, made = StepBuilt("RUN a", 5, 10, was_stored=True), StepBuilt("RUN b", 5, 10)
     text = plain([started(2), found, found, made, dataclasses.replace(made, was_stored=True)])

@@ -146,16 +146,19 @@ function Figures({ summary }: { summary: Summary }) {
 
 function HealthLine({ health }: { health: Health }) {
   const lost = Object.entries(health.lostAttempts).map(([reason, amount]) => `${reason} ×${count(amount)}`).join(", ");
+  const sandboxes = Object.entries(health.sandboxes).map(([state, amount]) => `${count(amount)} ${state.toLowerCase()}`).join(", ");
   const troubles = [
     health.failingCalls > 0 && `${plural(health.failingCalls, "model call is", "model calls are")} being retried${health.callProblem ? `: ${health.callProblem}` : ""}`,
     health.silentSeconds > 0 && `${health.silentPlace ?? "the model"} has not answered for ${seconds(health.silentSeconds)}`,
+    health.sandboxProblem,
     health.storageFailures > 0 && `${plural(health.storageFailures, "request")} to storage failed in the last minute`,
   ].filter(Boolean);
   return (
     <section aria-label="Health">
       {troubles.map((trouble) => <p class="banner">{trouble}</p>)}
       <p class="hint">{plural(health.processes, "process works", "processes work")} on this run. {troubles.length === 0 && "Model and storage answer. "}
-        {plural(health.callRetries, "model call", "model calls")} retried. {lost ? `Lost attempts: ${lost}.` : "No attempt was lost."}</p>
+        {plural(health.callRetries, "model call", "model calls")} retried{health.rateLimitedCalls > 0 && `, ${count(health.rateLimitedCalls)} of them because of status 429`}. {sandboxes && `Sandboxes: ${sandboxes}. `}
+        {lost ? `Lost attempts: ${lost}.` : "No attempt was lost."}</p>
     </section>
   );
 }

@@ -16,8 +16,8 @@ export type RunRow = {
 export type Cause = { kind: string; title: string; count: number; first: number; message: string | null; where: string };
 export type Flight = { index: number; task: string; member: number; attempt: number; turn: number; doing: string; since: number | null };
 export type Health = {
-  processes: number; failingCalls: number; callRetries: number; callProblem: string | null; silentSeconds: number;
-  silentPlace: string | null; storageFailures: number; lostAttempts: Record<string, number>;
+  processes: number; failingCalls: number; callRetries: number; rateLimitedCalls: number; callProblem: string | null; silentSeconds: number;
+  silentPlace: string | null; storageFailures: number; sandboxes: Record<string, number>; sandboxProblem: string | null; lostAttempts: Record<string, number>;
 };
 export type Summary = {
   health: Health | null;
