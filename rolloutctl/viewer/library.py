@@ -21,6 +21,7 @@ from agent_runtime.recording.store import READS_AT_ONCE, Store
 from agent_runtime.statistics import advantages
 from rollout_api.records import Record, Seal
 from rollout_api.rewards import GroupBy
+from rolloutctl.comparison import Comparison, Rewards, by_task, compared
 from rolloutctl.run_state import state_of
 from rolloutctl.viewer.live import InFlight, member_of
 from rolloutctl.viewer.rollout import Rollout, changes, visible
@@ -35,6 +36,8 @@ FIRST_WAIT_SECONDS: Final = 0.5
 """A page that comes while a run is read for the first time shows what is read so far after this time."""
 COMPARED: Final = 20_000
 """Advantages that compare more rollouts than this are left out of the page."""
+MOST_COMPARISONS: Final = 8
+"""Comparisons that are kept. One of 100,000 tasks takes 30 MB."""
 
 Json = dict[str, Any]
 
@@ -110,6 +113,18 @@ class OpenRun:
             self._problem = f"{type(error).__name__}: {error}"
         self._read_at = time.monotonic()
         self._read_seconds = self._read_at - began
+
+    async def rewards(self) -> Rewards:
+        """Return the rewards of graded rollouts, after all that is recorded has been read."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+        graded = "SELECT task, reward FROM rollouts WHERE outcome = 'Completed' AND reward IS NOT NULL"
+        return by_task((task, reward) for task, reward in self.table.query(graded))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its results are written, and read."""
+        return self._state.finished and not self.is_reading
 
     def summary(self) -> Json:
         """Return what the run's page shows, of what is read so far."""
@@ -277,6 +292,8 @@ class Library:
         """Rows of finished runs, which do not change."""
         self._stopped: dict[str, _Stopped] = {}
         """Runs on which no process works. They are closed meanwhile, because there may be thousands."""
+        self._compared: dict[tuple[str, str], tuple[float, Comparison]] = {}
+        """Comparisons, and until when each is used."""
         self._rows: list[Json] = []
         self._listed_at, self._listing_seconds = -math.inf, 0.0
 
@@ -350,6 +367,21 @@ class Library:
         self._viewed.add(folder)
         await run.refresh()
         return run
+
+    async def compare(self, before: OpenRun, after: OpenRun) -> Comparison:
+        """Compare two runs by task."""
+        key, now = (before.run.folder, after.run.folder), time.monotonic()
+        if key not in self._compared or now >= self._compared[key][0]:
+            first, second = await before.rewards(), await after.rewards()
+            began = time.monotonic()
+            found = compared(before.run, first, after.run, second)
+            ended = time.monotonic()
+            is_final = before.is_finished and after.is_finished
+            self._compared.pop(key, None)
+            self._compared[key] = math.inf if is_final else ended + _pause(ended - began), found
+            if len(self._compared) > MOST_COMPARISONS:
+                del self._compared[next(iter(self._compared))]
+        return self._compared[key][1]
 
     async def close(self) -> None:
         """Close all runs."""

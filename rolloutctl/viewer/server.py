@@ -12,7 +12,6 @@ from aiohttp import web
 from agent_runtime.recording.reader import NoSuchRun, NoTokenIds, sealed_tokens
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError
-from rolloutctl.comparison import compare
 from rolloutctl.viewer import rollout as pages
 from rolloutctl.viewer.assets import asset
 from rolloutctl.viewer.library import Library, OpenRun
@@ -23,6 +22,8 @@ from rolloutctl.viewer.where import Condition, WrongCondition
 LIBRARY: Final = web.AppKey("library", Library)
 EVENT_SECONDS: Final = 1.0
 KEEP_ALIVE_SECONDS: Final = 15.0
+MOST_TASKS: Final = 200
+"""Tasks of a comparison that a page lists."""
 ASSETS: Final[Mapping[str, str]] = {
     "index.html": "text/html",
     "app.js": "text/javascript",
@@ -231,7 +232,11 @@ async def _file(request: web.Request) -> web.Response:
 
 async def _compare(request: web.Request) -> web.Response:
     before, after = await _opened(request, "before"), await _opened(request, "after")
-    return _json((await compare(before.run, after.run)).wire())
+    found, show = await request.app[LIBRARY].compare(before, after), request.query.get("show", "changed")
+    try:
+        return _json(found.part(show, MOST_TASKS))
+    except KeyError:
+        raise _WrongParameter(f"show must be all, changed, better or worse, not {show!r}") from None
 
 
 async def _healthz(request: web.Request) -> web.Response:

@@ -108,6 +108,10 @@ async def test_all_runs_are_listed_and_two_can_be_compared(browser: Browser, run
         text = await tab.run("document.querySelector('main').textContent")
         assert "95 % interval" in text
         assert "Worse0" in text
+        await tab.run("[...document.querySelectorAll('.tabs button')].find((e) => e.textContent === 'worse').click()")
+        await tab.until("document.querySelector('main').textContent.includes('No task.')")
+        await tab.run("[...document.querySelectorAll('.tabs button')].find((e) => e.textContent === 'all').click()")
+        await tab.until("document.querySelectorAll('#tasks tbody tr').length > 1")
         night = folder_of(runs, "night-run")
         await tab.run(f"location.hash = '/compare/{night}/{night}'")
         await tab.until("document.querySelector('.tiles').textContent.includes('all tasks are equal')")
@@ -506,9 +510,7 @@ async def test_screenshots_of_every_page(browser: Browser, tmp_path: Path, monke
     for index, records in ((40, 2), (41, 3), (42, 4), (43, 1)):
         write_rollout(live, Rollout(made_up_rollout(index, hostile=False, began=now - 50).records[:records]))
     problem = "RateLimited: status 429: rate limit reached"
-    report = HealthReport(
-        time=now + 600, call_retries=3, rate_limited_calls=2, failing_calls=1, call_problem=problem
-    )
+    report = HealthReport(time=now + 600, call_retries=3, rate_limited_calls=2, failing_calls=1, call_problem=problem)
     (live / "health").mkdir()
     (live / "health" / "0.json").write_bytes(json_bytes(report))
     write_run(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import io
 import json
 import math
@@ -307,6 +308,8 @@ async def test_the_server_answers_only_with_the_token_and_says_what_is_wrong(tmp
         assert (await get("rollouts?where={", run=folder))[0] == 400
         assert (await rollouts(folder, {"op": "=="}))[0] == 400
         assert (await get("file", run=folder, index="0", path="../../etc/passwd"))[0] == 404
+        assert (await get("compare", before=folder, after=folder, show="best"))[0] == 400
+        assert (await get("compare", before=folder, after=folder))[1]["counts"]["all"] == 1
         status, found = await rollouts(folder, {"op": ">=", "field": "index", "value": 2})
         assert (status, found["count"]) == (200, 2)
 
@@ -378,6 +381,41 @@ def test_edit_by_a_tool_is_shown_as_a_difference() -> None:
     assert "-b" in shown["diff"]
     assert "+c" in shown["diff"]
     assert "diff" not in _arguments(Call("bash", json.dumps({"command": "ls"})), _Shortened())
+
+
+async def test_comparison_has_the_worst_tasks_and_is_made_again_only_while_a_run_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = [made_up_rollout(index, hostile=False) for index in range(64)]
+    before = write_run(tmp_path, "before", rollouts)
+    after = write_run(
+        tmp_path, "after", [rewarded(rollout, 0.5) for rollout in rollouts[:-1]], total=64, finished=False
+    )
+    read_at_each_look(monkeypatch)
+    library = Library(Store.open(str(tmp_path), {}))
+    try:
+        runs = await library.run(before.name), await library.run(after.name)
+        found = await library.compare(*runs)
+        page = found.part("worse", 2)
+        worst = sorted((later - earlier, task) for task, (earlier, later) in found.tasks.items() if later < earlier)[:2]
+        assert [row["task"] for row in page["tasks"]] == [task for _, task in worst]
+        counts = page["counts"]
+        assert counts["all"] == 8
+        assert counts["changed"] == counts["better"] + counts["worse"] > 0
+        write_rollout(after, rewarded(rollouts[-1], 1))
+        await library.run(after.name)
+        again = await library.compare(*runs)
+        assert again.tasks != found.tasks
+        same = runs[0], runs[0]
+        assert await library.compare(*same) is await library.compare(*same)
+    finally:
+        await library.close()
+
+
+def rewarded(rollout: Rollout, reward: float) -> Rollout:
+    assert rollout.result is not None
+    given = {"reward": reward, "outcome": Outcome.COMPLETED}
+    return dataclasses.replace(rollout, result=rollout.result.model_copy(update=given))
 
 
 def test_long_texts_are_not_compared() -> None:

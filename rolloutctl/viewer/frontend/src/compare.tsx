@@ -1,21 +1,22 @@
 import { useState } from "preact/hooks";
 import { Curves } from "./charts";
 import { count, number, plural, seconds } from "./format";
-import { Problem, Tiles, useAsync, useSummary, useTitle } from "./parts";
+import { Problem, Tiles, useAsync, useFollowed, useSummary, useTitle } from "./parts";
 import { CallPart } from "./rollout";
 import { href, rolloutLink, runLink, useRoute, setQuery } from "./router";
 import type { Source, Step } from "./source";
 import { Block, MessageText } from "./text";
 import { quoted } from "./where";
 
-const ROWS = 200;
 const MOST = 500; // rollouts of one task that can be chosen from
 const signed = (value: number, digits = 3) => (value > 0 ? `+${number(value, digits)}` : number(value, digits));
 
 export function CompareRuns({ source, before, after }: { source: Source; before: string; after: string }) {
-  const { value, problem } = useAsync(() => source.compare(before, after), [source, before, after]);
   const first = useSummary(source, before).summary, second = useSummary(source, after).summary;
   const { query } = useRoute();
+  const show = query.get("show") ?? "changed";
+  const isLive = [first, second].some((run) => run?.state === "running");
+  const { value, problem } = useFollowed(() => source.compare(before, after, show), [source, before, after, show, first?.state, second?.state], () => isLive);
   useTitle(`${before} and ${after}`);
   const head = (
     <header class="head">
@@ -26,21 +27,20 @@ export function CompareRuns({ source, before, after }: { source: Source; before:
   );
   if (problem) return <>{head}<Problem text={problem} /></>;
   if (!value) return <>{head}<p role="status">Reading…</p></>;
-  const rows = Object.entries(value.tasks).map(([task, means]) => ({ task, ...means, change: means.after - means.before }));
-  const better = rows.filter((row) => row.change > 0), worse = rows.filter((row) => row.change < 0);
-  const areEqual = rows.length > 0 && better.length + worse.length === 0;
-  const show = query.get("show") ?? "changed";
-  const listed = [...(show === "better" ? better : show === "worse" ? worse : show === "all" ? rows : [...worse, ...better])].sort((a, b) => a.change - b.change);
+  const { counts } = value;
+  const listed = value.tasks.map((row) => ({ ...row, change: row.after - row.before }));
+  const areEqual = counts.all > 0 && counts.changed === 0;
+  const more = (counts[show as keyof typeof counts] ?? 0) - listed.length;
   const interval = value.confidenceInterval;
   const curves = [first, second].flatMap((run) => (run && run.labels.length > 1 ? [{ name: run.folder, points: run.labels }] : []));
   return (
     <>
       {head}
       <Tiles tiles={[
-        ["Mean reward", `${number(value.meanBefore, 3)} → ${number(value.meanAfter, 3)}`, `over ${plural(rows.length, "common task")}`],
+        ["Mean reward", `${number(value.meanBefore, 3)} → ${number(value.meanAfter, 3)}`, `over ${plural(counts.all, "common task")}`],
         ["Difference", value.difference === null ? "–" : signed(value.difference), areEqual ? "all tasks are equal" : interval ? `95 % interval ${signed(interval[0])} to ${signed(interval[1])}${interval[0] > 0 || interval[1] < 0 ? "" : ": may be chance"}` : "too few tasks for an interval"],
-        ["Better", count(better.length)], ["Worse", count(worse.length)], ["Equal", count(rows.length - better.length - worse.length)],
-        value.onlyBefore.length + value.onlyAfter.length > 0 && ["In one run only", count(value.onlyBefore.length + value.onlyAfter.length)],
+        ["Better", count(counts.better)], ["Worse", count(counts.worse)], ["Equal", count(counts.all - counts.changed)],
+        value.onlyBefore + value.onlyAfter > 0 && ["In one run only", count(value.onlyBefore + value.onlyAfter)],
       ]} />
       {curves.length > 0 && <section class="card" aria-labelledby="curves-title"><h2 id="curves-title">Learning curves</h2>
         <p>{curves.map((curve, i) => <span class={`legend curve-${i}`}>{curve.name}</span>)}</p>
@@ -52,7 +52,7 @@ export function CompareRuns({ source, before, after }: { source: Source; before:
         {listed.length === 0 ? <p class="hint">{areEqual && show === "changed" ? "All tasks are equal." : "No task."}</p> : (
           <div class="scroll" tabIndex={0} role="region" aria-label="Tasks">
             <table id="tasks"><thead><tr><th scope="col">task</th><th scope="col" class="number">before</th><th scope="col" class="number">after</th><th scope="col" class="number">difference</th></tr></thead>
-              <tbody>{listed.slice(0, ROWS).map((row) => (
+              <tbody>{listed.map((row) => (
                 <tr key={row.task}><td>{row.task}</td>
                   <td class="number"><a href={runLink(before, { where: `task == ${quoted(row.task)}` })}>{number(row.before, 3)}</a></td>
                   <td class="number"><a href={runLink(after, { where: `task == ${quoted(row.task)}` })}>{number(row.after, 3)}</a></td>
@@ -60,7 +60,7 @@ export function CompareRuns({ source, before, after }: { source: Source; before:
               ))}</tbody></table>
           </div>
         )}
-        {listed.length > ROWS && <p class="hint">… and {count(listed.length - ROWS)} more; rolloutctl diff -o json has all.</p>}
+        {more > 0 && <p class="hint">… and {count(more)} more; rolloutctl diff -o json has all.</p>}
       </section>
       <section aria-labelledby="manifest-title"><h2 id="manifest-title">Manifest</h2>
         {value.manifest.length === 0 ? <p class="hint">The manifests are equal.</p> : <Block text={value.manifest.join("\n")} label="Changes" folded={false} />}

@@ -56,7 +56,9 @@ export type RolloutPage = {
 export type Strip = { tokens: number; spans: { mask: number; policy: string | null; count: number; ids: number[]; texts: string[]; logprobs: (number | null)[] }[] };
 export type Entry = { path: string; kind: string; bytes: number; mode: string; change?: "changed" | "new" };
 export type Comparison = {
-  before: string; after: string; tasks: Record<string, { before: number; after: number }>; onlyBefore: string[]; onlyAfter: string[];
+  before: string; after: string; counts: Record<"all" | "changed" | "better" | "worse", number>; onlyBefore: number; onlyAfter: number;
+  /** The worst ones of those that were asked for. */
+  tasks: { task: string; before: number; after: number }[];
   meanBefore: number | null; meanAfter: number | null; difference: number | null; confidenceInterval: [number, number] | null;
   manifest: string[];
 };
@@ -75,7 +77,7 @@ export interface Source {
   tokens(run: string, index: number): Promise<Strip[]>;
   files(run: string, index: number): Promise<Entry[]>;
   file(run: string, index: number, path: string): Promise<FileText>;
-  compare(before: string, after: string): Promise<Comparison>;
+  compare(before: string, after: string, show: string): Promise<Comparison>;
 }
 
 const FIRST_PAUSE = 500, LONGEST_PAUSE = 5_000; // milliseconds until a lost connection is made again
@@ -147,7 +149,7 @@ class Server implements Source {
   file(run: string, index: number, path: string) {
     return this.get<FileText>("file", { run, index, path });
   }
-  compare(before: string, after: string) { return this.get<Comparison>("compare", { before, after }); }
+  compare(before: string, after: string, show: string) { return this.get<Comparison>("compare", { before, after, show }); }
 }
 
 const written = (where: Condition | null) => (where === null ? null : JSON.stringify(where));
