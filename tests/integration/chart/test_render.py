@@ -22,6 +22,7 @@ from rollout_operator.config import load_config
 from rollout_operator.rollout_job.runner_objects import access
 from rollout_operator.world import NOT_SANDBOX, OPERATOR_LABELS
 from tests.support.chart import CHART, NAMESPACE, RELEASE, ROOT, Manifest, of_kind, render, template, tool
+from tests.support.documentation import blocks
 
 FOLDER = Path(__file__).parent
 SETS = sorted(path.stem for path in (FOLDER / "values").glob("*.yaml"))
@@ -293,6 +294,24 @@ def test_viewer_admits_no_sandbox_of_a_listed_namespace() -> None:
     [policy] = (p for p in of_kind(rendered("viewer"), "NetworkPolicy") if p["metadata"]["name"].endswith("-viewer"))
     peers = [peer for rule in policy["spec"]["ingress"] for peer in rule["from"]]
     assert [peer["podSelector"] for peer in peers] == [{"matchExpressions": [NOT_SANDBOX]}]
+
+
+def test_values_of_the_page_about_the_viewer_render(tmp_path: Path) -> None:
+    """The first block has all values. Each other one replaces some of them."""
+    shown = [block for block in blocks(ROOT / "docs" / "viewer-for-a-team.md") if block.text.startswith("viewer:")]
+    files = [tmp_path / f"{block.line}.yaml" for block in shown]
+    for block, file in zip(shown, files, strict=True):
+        file.write_text(block.text)
+        documents = render("--values", str(files[0]), "--values", str(file))
+        values = yaml.safe_load(block.text)["viewer"]
+        (ingress,) = (found for found in of_kind(documents, "Ingress"))
+        (policy,) = (p for p in of_kind(documents, "NetworkPolicy") if p["metadata"]["name"].endswith("-viewer"))
+        assert ingress["spec"]["ingressClassName"] == values["ingress"].get("className", "nginx"), block.place
+        assert ingress["metadata"].get("annotations", {}) == values["ingress"].get("annotations", {}), block.place
+        (path,) = ingress["spec"]["rules"][0]["http"]["paths"]
+        service = values["ingress"].get("service", f"{RELEASE}-viewer")
+        assert path["backend"]["service"]["name"] == service, block.place
+        assert all(name in json.dumps(policy["spec"]["ingress"]) for name in values["fromNamespaces"]), block.place
 
 
 @pytest.mark.parametrize("setting", ["viewer.ingress.host=", "viewer.fromNamespaces=null"])

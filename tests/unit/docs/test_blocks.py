@@ -1,12 +1,15 @@
 """Each code block of a page says what it is, so that it can be run; and how an output may differ."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from rolloutctl.main import Commands
 from tests.support.documentation import PAGES, Block, WrongBlock, blocks, commands, read_blocks, shows
 
 
@@ -76,6 +79,47 @@ def test_an_output_is_found_only_in_the_block_that_shows_it(lines: list[str]) ->
     output = "\n".join(lines)
     assert shows(output, output)
     assert not shows(output, f"{output}\nand more")
+
+
+def shown_commands() -> list[tuple[str, str]]:
+    """Return place and command of each line of a `text` block that begins with rolloutctl, without what explains it."""
+    return [
+        (block.place, re.split(r"  +| #", line)[0])
+        for page in PAGES
+        for block in blocks(page)
+        for line in block.text.splitlines()
+        if block.language == "text" and line.startswith("rolloutctl ")
+    ]
+
+
+def unknown_words(command: str) -> list[str]:
+    """Return the names of commands and the options that rolloutctl lacks. `a|b` are two commands, `[…]` may be left out."""
+    words = re.sub(r"[\[\]]", "", command).split()[1:]
+    found: list[Any] = [Commands()]
+    while hasattr(found[0], "list_commands"):
+        names = words.pop(0).split("|")
+        found, groups = [found[0].get_command(None, name) for name in names], found
+        if None in found:
+            return [name for name in names if groups[0].get_command(None, name) is None]
+    known = {option for one in found for param in one.params for option in (*param.opts, *param.secondary_opts)}
+    return [word for word in words if word.startswith("-") and word.partition("=")[0] not in known]
+
+
+@pytest.mark.parametrize(("place", "command"), shown_commands())
+def test_command_that_is_shown_as_text_exists_with_its_options(place: str, command: str) -> None:
+    assert unknown_words(command) == [], place
+
+
+@pytest.mark.parametrize(
+    ("command", "unknown"),
+    [
+        ("rolloutctl veiw", ["veiw"]),
+        ("rolloutctl layers ls|gone", ["gone"]),
+        ("rolloutctl view [WHERE] --prot 80 --open", ["--prot"]),
+    ],
+)
+def test_unknown_words_of_a_command_are_found(command: str, unknown: list[str]) -> None:
+    assert unknown_words(command) == unknown
 
 
 def test_python_of_the_readme_is_a_script() -> None:
