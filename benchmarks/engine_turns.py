@@ -1,4 +1,6 @@
-"""The engine's cost of a turn: concurrent rollouts with a model that answers immediately, compared with verifiers."""
+"""The engine's cost of a turn: concurrent rollouts with a model that answers immediately, compared with verifiers and
+Inspect.
+"""
 
 from typing import Any
 
@@ -6,7 +8,7 @@ from benchmarks.conversation import Subject
 from benchmarks.instant_model import NAME, instant_model
 from benchmarks.jobs import endpoint, inline_tasks, rollout_job
 from benchmarks.measuring import memory_folder
-from benchmarks.peers import VERIFIERS, install
+from benchmarks.peers import INSPECT, VERIFIERS, Peer, install
 from benchmarks.report import Row, Target, comparison
 
 ROLLOUTS = 512  # concurrent
@@ -18,25 +20,26 @@ ENGINE = "benchmarks.subjects.engine"
 
 
 def measure() -> list[Row]:
-    """Return turns per second and core, processor time of a turn, and memory of a rollout, for us and for verifiers."""
+    """Return turns per second and core, processor time of a turn, and memory of a rollout, for us and for the peers."""
     with instant_model(TURNS) as warming, instant_model(TURNS, together=ROLLOUTS) as base_url:
         ours = _ours(warming, base_url)
-        with Subject("benchmarks.subjects.verifiers_env", install(VERIFIERS)) as peer:
-            peer.ask(base_url=warming, model=NAME, rollouts=GROUP_SIZE, turns=TURNS)
-            theirs = peer.ask(base_url=base_url, model=NAME, rollouts=ROLLOUTS, turns=TURNS)
+        theirs = _theirs(VERIFIERS, "benchmarks.subjects.verifiers_env", warming, base_url)
+        inspect = _theirs(INSPECT, "benchmarks.subjects.inspect_eval", warming, base_url)
     named = f"verifiers {VERIFIERS.version}"
+    named_inspect = f"Inspect {INSPECT.version}"
     memory = _kilobytes(ours)
     return [
         comparison("turns a second, of one process", _rate(ours), "turns/s", named, _rate(theirs)),
         comparison(
             "turns a second and core", _per_core(ours), "turns/s", named, _per_core(theirs), Target("at least", 10)
         ),
+        comparison("turns a second and core", _per_core(ours), "turns/s", named_inspect, _per_core(inspect)),
         Row("processor time of a turn", _cpu_ms(ours), "ms", f"{named} {_cpu_ms(theirs):.3g}", target=MOST_CPU),
         Row(
             f"memory of a rollout, {ROLLOUTS} at once",
             memory,
             "KB",
-            f"{named} {_kilobytes(theirs):.3g}",
+            f"{named} {_kilobytes(theirs):.3g}, {named_inspect} {_kilobytes(inspect):.3g}",
             target=MOST_MEMORY,
         ),
         comparison("memory of the process, at most", ours["peak_bytes"] / 1e6, "MB", named, theirs["peak_bytes"] / 1e6),
@@ -61,6 +64,12 @@ def _ours(warming: str, base_url: str) -> dict[str, Any]:
     if cost["concurrent"] != ROLLOUTS:
         raise RuntimeError(f"expected {ROLLOUTS} concurrent rollouts, found at most {cost['concurrent']}")
     return cost
+
+
+def _theirs(peer: Peer, module: str, warming: str, base_url: str) -> dict[str, Any]:
+    with Subject(module, install(peer)) as subject:
+        subject.ask(base_url=warming, model=NAME, rollouts=GROUP_SIZE, turns=TURNS)
+        return subject.ask(base_url=base_url, model=NAME, rollouts=ROLLOUTS, turns=TURNS)
 
 
 def _rate(cost: dict[str, Any]) -> float:

