@@ -19,7 +19,7 @@ _ADDRESS = r"unix:[^\0]{1,100}|tcp:(\[[0-9A-Fa-f:.]+\]|[^:\0]*):[0-9]{1,5}"
 
 @dataclass(frozen=True)
 class ExecutorConfig:
-    """The executor's configuration. `ready_file` and `remove_at_end` are optional."""
+    """The executor's configuration. `ready_file`, `remove_at_end` and `runner_locks` are optional."""
 
     listen: str
     token_sha256: str
@@ -27,6 +27,7 @@ class ExecutorConfig:
     idle_seconds: float
     ready_file: str | None
     remove_at_end: str | None
+    runner_locks: str | None
 
 
 def image_environment(variables: Iterable[str]) -> dict[str, str]:
@@ -68,6 +69,7 @@ def read_config(text: str, environment: Mapping[str, str] = MappingProxyType({})
         idle_seconds=fields.number("idleSeconds", 900),
         ready_file=fields.text("readyFile", None, **path),
         remove_at_end=fields.text("removeAtEnd", None, **path),
+        runner_locks=fields.text("runnerLocks", None, **path),
     )
     fields.done()
     return config

@@ -21,6 +21,7 @@ from agent_runtime.executor.init.trees import remove
 from agent_runtime.executor.overlay import open_host
 from agent_runtime.executor.overlay.hosts import Host
 from agent_runtime.executor.routes.application import Application
+from agent_runtime.executor.runner_locks import ABANDONED_SECONDS, LOOK_SECONDS, RunnerLocks
 from agent_runtime.executor.sandbox import Sandbox, empty
 from agent_runtime.executor.timing import leave_out_standstills
 
@@ -35,7 +36,7 @@ class End(IntEnum):
     """Why an executor ended, as its exit code."""
 
     IDLE = 0
-    """No authenticated request came for `idleSeconds`."""
+    """No authenticated request came for `idleSeconds`, or its runner has died."""
     BROKEN = 1
     """No workspace can be created any more."""
     STOPPED = 128 + signal.SIGTERM
@@ -50,6 +51,7 @@ class Daemon:
         self.boot_id = os.urandom(16).hex()
         self._config, self._mode_reason = config, mode_reason
         self._started_at = time.monotonic()
+        self._runner_locks = None if config.runner_locks is None else RunnerLocks(config.runner_locks)
         self.application = Application(self.sandbox, config.token_sha256, self.health)
         self.server = Server(self.application)
 
@@ -107,8 +109,13 @@ class Daemon:
         while not told_to_end.is_set():
             left = self._idle_seconds_left()
             if left is not None and left <= 0:
-                log(event="idle", message=f"no authenticated request for {self._config.idle_seconds:g} s; ending")
+                log(event="idle", message=f"no authenticated request for {self._allowed_idle_seconds():g} s; ending")
                 break
+            if self._runner_locks is not None:
+                if self._runner_locks.is_abandoned(time.monotonic()):
+                    log(event="abandoned", message=f"its runner has died, {ABANDONED_SECONDS:g} s ago at least; ending")
+                    break
+                left = LOOK_SECONDS if left is None else min(left, LOOK_SECONDS)
             await self._wait(told_to_end, left)
         told_to_end.set()
         self.server.close()
@@ -126,12 +133,15 @@ class Daemon:
 
     def _idle_seconds_left(self) -> float | None:
         activity = self.sandbox.activity
-        allowed = min(filter(None, (self._config.idle_seconds, activity.limit_seconds)), default=None)
+        allowed = self._allowed_idle_seconds()
         if allowed is None:
             return None
         if activity.at_work:
             return float(allowed)
         return activity.last + allowed - asyncio.get_running_loop().time()
+
+    def _allowed_idle_seconds(self) -> float | None:
+        return min(filter(None, (self._config.idle_seconds, self.sandbox.activity.limit_seconds)), default=None)
 
     def _write_ready_file(self, address: str) -> None:
         path = self._config.ready_file

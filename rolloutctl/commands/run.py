@@ -18,6 +18,7 @@ from agent_runtime.engine.opening import STOPPED_SECONDS
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.run_folder import RunInProgress
 from rollout_api.records import Result
+from rollout_api.rollout_job import RolloutJob
 from rolloutctl.commands.check import ManifestArgument, ProviderOption
 from rolloutctl.commands.results import print_results
 from rolloutctl.commands.view import serve_run, until_interrupted
@@ -92,7 +93,7 @@ async def run(
             log(event)
 
         stop = asyncio.Event()
-        with _stopping_cleanly(stop, begun, display):
+        with _stopping_cleanly(stop, begun, display, _stay(job)):
             path = manifest.resolve()
             try:
                 summary = await run_job(
@@ -127,7 +128,7 @@ async def run(
 
 
 @contextlib.contextmanager
-def _stopping_cleanly(stop: asyncio.Event, begun: asyncio.Event, display: Display) -> Iterator[None]:
+def _stopping_cleanly(stop: asyncio.Event, begun: asyncio.Event, display: Display, stay: str) -> Iterator[None]:
     """Handle Ctrl-C and SIGTERM. The first one asks the run to stop, and the second one ends the process immediately. The
     run can be resumed in both cases. Before the run has begun, the first one cancels its checks.
     """
@@ -136,7 +137,8 @@ def _stopping_cleanly(stop: asyncio.Event, begun: asyncio.Event, display: Displa
     def on_signal() -> None:
         if stop.is_set():
             display.__exit__(None, None, None)  # gives the terminal its cursor back
-            say(f"Stopped immediately. Resume with: {resume_command()}")
+            say(f"Stopped immediately. Workspaces of unfinished rollouts stay for at least {stay}.")
+            say(f"Resume with: {resume_command()}")
             os._exit(Exit.INTERRUPTED)
         stop.set()
         if not begun.is_set() and starting is not None:
@@ -153,6 +155,11 @@ def _stopping_cleanly(stop: asyncio.Event, begun: asyncio.Event, display: Displa
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+
+
+def _stay(job: RolloutJob) -> str:
+    """Return for how long the workspaces of a stopped run stay, in words."""
+    return duration(min(job.spec.sandbox.idle_seconds, STOPPED_SECONDS))
 
 
 def resume_command() -> str:
@@ -203,7 +210,7 @@ async def _report(summary: JobSummary) -> None:
         say("Fix the cause, then start a new run with --new.")
     elif summary.resumable:
         say(f"Stopped with {len(results)} of {summary.total} rollouts done. Resume with: {resume_command()}", "bold")
-        stay = duration(min(run.job.spec.sandbox.idle_seconds, STOPPED_SECONDS))
+        stay = _stay(run.job)
         say(f"Workspaces of unfinished rollouts stay for {stay}; after that they end, and the rollouts begin anew.")
     _say_next_commands(summary, worst_rollout(results))
 

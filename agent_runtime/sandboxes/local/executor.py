@@ -89,6 +89,7 @@ class LocalExecutors:
             "readyFile": str(ready),
             # The executor removes its files itself, because there may be no further runner.
             "removeAtEnd": str(home),
+            **self._runner_locks(),
             **self._settings(home, spec),
         }
         (private / "config.json").write_text(json.dumps(configuration))
@@ -108,6 +109,11 @@ class LocalExecutors:
             state["address"], state["bootId"], token, pid, state["mode"], state.get("modeReason"), str(home)
         )
         return LocalExecutor(record, self._records.write(name, record))
+
+    def _runner_locks(self) -> Mapping[str, Any]:
+        """Return the folder of the run's locks, if this process works on a run: it ends soon after its last process."""
+        folder = self._records.folder.parent
+        return {"runnerLocks": str(folder)} if list(folder.glob("shard-*.lock")) else {}
 
 
 class LocalExecutor:

@@ -180,6 +180,21 @@ async def test_the_secret_of_an_executor_is_its_owners_alone_and_in_no_handle(tm
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
+async def test_executors_of_a_run_know_its_locks(tmp_path: Path, mode: str) -> None:
+    for run in ("locked", "other"):
+        provider = LocalProvider(tmp_path / run, template(mode), places=2)
+        (tmp_path / run).mkdir()
+        if run == "locked":
+            (tmp_path / run / "shard-0.lock").touch()
+        await provider.open()
+        await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
+        (path,) = (tmp_path / run / "sandboxes").glob("*.json")
+        configuration = Path(json.loads(path.read_text())["home"]) / "executor" / "config.json"
+        assert json.loads(configuration.read_text()).get("runnerLocks") == {"locked": str(tmp_path / run)}.get(run)
+        await provider.close()
+
+
+@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
 async def test_close_ends_the_executors_and_removes_their_folders(tmp_path: Path, mode: str) -> None:
     provider = LocalProvider(tmp_path / "run", template(mode), places=2)
     await provider.open()
