@@ -510,7 +510,14 @@ async def test_screenshots_of_every_page(browser: Browser, tmp_path: Path, monke
     for index, records in ((40, 2), (41, 3), (42, 4), (43, 1)):
         write_rollout(live, Rollout(made_up_rollout(index, hostile=False, began=now - 50).records[:records]))
     problem = "RateLimited: status 429: rate limit reached"
-    report = HealthReport(time=now + 600, call_retries=3, rate_limited_calls=2, failing_calls=1, call_problem=problem)
+    report = HealthReport(
+        time=now + 600,
+        call_retries=3,
+        rate_limited_calls=2,
+        failing_calls=1,
+        call_problem=problem,
+        sandboxes={"Ready": 4},
+    )
     (live / "health").mkdir()
     (live / "health" / "0.json").write_bytes(json_bytes(report))
     write_run(
