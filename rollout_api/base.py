@@ -44,6 +44,13 @@ def exactly_one(fields: Mapping[str, Any]) -> None:
         raise ValueError(f"exactly one of {', '.join(names[:-1])} and {names[-1]} must be given; {found}")
 
 
+def named_program(command: list[str]) -> list[str]:
+    """Return a program and its arguments, of which any may be empty. Raises ValueError if the program's name is."""
+    if command and not command[0]:
+        raise ValueError("the first item is empty; expected the name of a program")
+    return command
+
+
 def distinct(key: str, message: str) -> AfterValidator:
     """Reject lists in which two entries are equal in attribute `key`. The value is formatted into the message."""
 

@@ -3,9 +3,20 @@
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
 
-from rollout_api.base import ApiModel, Command, ObjectName, Path, Quantity, Seconds, ShortText, distinct, exactly_one
+from rollout_api.base import (
+    ApiModel,
+    Command,
+    ObjectName,
+    Path,
+    Quantity,
+    Seconds,
+    ShortText,
+    distinct,
+    exactly_one,
+    named_program,
+)
 from rollout_api.conditions import Condition, Metadata
 from rollout_api.model import ApiKeySource, ModelSpec, Sampling
 from rollout_api.records import Outcome
@@ -105,7 +116,7 @@ class McpServer(ApiModel):
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*$", max_length=32)]
     """Its tools are named `<name>__<tool>`."""
     command: Annotated[
-        list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]], Field(max_length=64)
+        list[Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=64), AfterValidator(named_program)
     ] = []
     """Program and arguments, started in the workspace of each rollout. Its standard input and output are the
     connection.

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from rollout_api.base import ApiModel, Command, Seconds
+from rollout_api.base import ApiModel, Command, Seconds, named_program
 from rollout_api.files import TASK_FILES, Dockerfile, TaskFile
 from rollout_api.sandbox import AbsolutePath, EnvVar, UserName
 
@@ -54,7 +54,7 @@ class TaskService(ApiModel):
     dockerfile: Dockerfile | None = None
     """Dockerfile of its files; on a cluster, over the same base image as the task's. The task's own when left out."""
     command: Annotated[
-        list[Annotated[str, StringConstraints(min_length=1, max_length=65_536)]], Field(max_length=256)
+        list[Annotated[str, StringConstraints(max_length=65_536)]], Field(max_length=256), AfterValidator(named_program)
     ] = []
     """Program and arguments, or one text for the shell. ENTRYPOINT of its Dockerfile when left out."""
     args: Annotated[list[Annotated[str, StringConstraints(max_length=65_536)]], Field(max_length=256)] = []

@@ -39,6 +39,8 @@ class Engine:
     sampled: str
     """Start of the lines of /metrics that count sampled tokens."""
     env: Sequence[Object] = field(default_factory=list)
+    sampled_label: str = ""
+    """A label that these lines have, too."""
 
 
 VLLM = Engine(
@@ -72,6 +74,7 @@ SGLANG = Engine(
     turns=8,
     tokens=16,
     sampled="sglang:realtime_tokens_total{",
+    sampled_label='mode="decode"',
     env=({"name": "SGLANG_USE_CPU_ENGINE", "value": "1"},),
 )
 
@@ -273,5 +276,9 @@ def test_engine_serves_a_job_over_policy_updates_a_failed_load_and_a_rollback(
 
 def sampled_tokens(engine: Engine, server: Server) -> float:
     """Return how many tokens the engine has sampled."""
+
+    def is_sampled(line: str) -> bool:
+        return line.startswith(engine.sampled) and engine.sampled_label in line
+
     lines = server.engine_text(f"{NAME}-0", "/metrics").splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(engine.sampled))
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if is_sampled(line))
