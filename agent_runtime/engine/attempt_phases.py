@@ -49,6 +49,7 @@ from agent_runtime.sandboxes.base import (
     WorkspaceLimit,
     WorkspaceSpec,
 )
+from agent_runtime.wall_clock import unix_time
 from rollout_api.cluster import job_tag
 from rollout_api.model import OnStale
 from rollout_api.records import (
@@ -193,7 +194,7 @@ class Attempt:
         """Seal a rollout whose policy left nothing to grade, with a failed verdict. A resumed attempt does the same."""
         records = self._all_records()
         stop = last_record(records, StopRecord) or StopRecord(
-            time=time.time(), stop_reason=StopReason.RESOURCE_LIMIT, agent_seconds=agent_seconds_of(records)
+            time=unix_time(), stop_reason=StopReason.RESOURCE_LIMIT, agent_seconds=agent_seconds_of(records)
         )
         if decision.stop_reason is not None:
             stop = stop.model_copy(update={"stop_reason": decision.stop_reason, "message": decision.message})
@@ -272,7 +273,7 @@ class Attempt:
         reason, message = await running
         self._work.policy_lag.refuse_if_stale()
         stop = StopRecord(
-            time=time.time(),
+            time=unix_time(),
             stop_reason=reason,
             message=message,
             traceback=self._work.traceback,
@@ -336,7 +337,7 @@ class Attempt:
 
     def _begun(self, workspace: Workspace) -> AttemptRecord:
         return AttemptRecord(
-            time=time.time(),
+            time=unix_time(),
             runner=self._context.runner,
             workspace=dict(workspace.handle),
             sandbox=dict(workspace.description),
@@ -442,7 +443,7 @@ class Attempt:
         self._verifier_seconds = time.perf_counter() - started
         recorded = last_record(self._records, ChangesRecord)
         if self._changes and (recorded is None or recorded.diff != self._changes):
-            await self._write(ChangesRecord(time=time.time(), diff=self._changes))
+            await self._write(ChangesRecord(time=unix_time(), diff=self._changes))
         return await self._seal(Outcome.COMPLETED, verdict, message=stop.message)
 
     async def _grade(self, artifacts: ArtifactsRecord) -> Verdict | None:
@@ -463,7 +464,7 @@ class Attempt:
             workspace = self._workspace or await self._reattach_to(begun)
             is_first = first_record(self._records, StepRecord) is None
             if is_first:
-                await self._write(StepRecord(time=time.time(), step=task.name, grading=True))
+                await self._write(StepRecord(time=unix_time(), step=task.name, grading=True))
                 # As in `store_artifacts`: the executor needs room for the keys of the grading.
                 await workspace.acknowledge(END_TURN)
             epoch = self._fence.epoch
@@ -523,7 +524,7 @@ class Attempt:
 
     async def _fail(self, decision: Decision) -> FailedRecord:
         failure = FailedRecord(
-            time=time.time(),
+            time=unix_time(),
             reason=decision.reason,
             message=decision.message,
             counted=decision.counted,

@@ -5,11 +5,11 @@ square of its turns.
 """
 
 import copy
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from agent_runtime.models.base import ModelReply
+from agent_runtime.wall_clock import unix_time
 from rollout_api.records import ResponseRecord
 
 
@@ -73,7 +73,7 @@ def answer_record(
     keep, prompt = split_prompt(known, reply.prompt_token_ids if whole else None)
     return ResponseRecord(
         turn=turn,
-        time=time.time(),
+        time=unix_time(),
         seconds=seconds,
         prompt_keep=keep,
         prompt_token_ids=prompt,

@@ -71,9 +71,13 @@ class FinishedRollout:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Result of a hook that refuses a tool call. The model gets the reason."""
+    """Result of a hook that refuses a tool call. The model gets the reason. Raises TypeError unless that is text."""
 
     reason: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str):
+            raise TypeError(f"Refuse: the reason is of type {type(self.reason).__name__}, expected text")
 
 
 class RolloutManager(ABC):

@@ -19,6 +19,7 @@ from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.plugins.base import FinishedRollout, GroupInfo, Refuse, RolloutInfo
 from agent_runtime.plugins.registry import Loaded, load_plugins, unused_hooks
 from agent_runtime.plugins.worker import HookTimeout, Worker
+from agent_runtime.wall_clock import unix_time
 from rollout_api.nesting import DEEPEST, too_deep
 from rollout_api.records import (
     CommandVerdict,
@@ -371,7 +372,7 @@ class RolloutPlugins:
     def take_record(self) -> list[PluginsRecord]:
         """Return the calls since the last time, for the journal; empty if there were none."""
         calls, self._calls = self._calls, []
-        return [PluginsRecord(time=time.time(), calls=calls)] if calls else []
+        return [PluginsRecord(time=unix_time(), calls=calls)] if calls else []
 
     async def begin(self, task: Task) -> Task | None:
         """Call the hooks before the sandbox is requested: return the task as changed by plugins, None if unchanged.

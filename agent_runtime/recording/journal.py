@@ -6,7 +6,6 @@ The records are below `attempts/<index>/<attempt>/`, written and taken over as d
 import asyncio
 import hashlib
 import logging
-import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -20,6 +19,7 @@ from agent_runtime.recording.messages import linear
 from agent_runtime.recording.seals import parse_seal, read_seal
 from agent_runtime.recording.segments import RecordCorrupt, Repeats
 from agent_runtime.recording.store import StorageError
+from agent_runtime.wall_clock import unix_time
 from rollout_api.records import ArtifactsRecord, ObjectDigest, Record, Result, Seal, StopRecord, Verdict
 
 __all__ = ["AlreadySealed", "ArtifactsTooLarge", "Journal", "RecordCorrupt", "Superseded"]
@@ -93,7 +93,7 @@ class Journal:
         self._artifacts = await self._store.create_stream(
             self._folder.object_key(self.epoch, "artifacts.tar.zst"), packer.packed()
         )
-        return ArtifactsRecord(time=time.time(), key=self._artifacts.key, bytes=packer.size)
+        return ArtifactsRecord(time=unix_time(), key=self._artifacts.key, bytes=packer.size)
 
     async def load_artifacts(self, record: ArtifactsRecord) -> AsyncIterator[bytes]:
         """Yield the stored tar in pieces of at most 1 MiB. Raises RecordCorrupt if it is damaged."""

@@ -3,7 +3,6 @@ conversations with the model, which determine the new messages of the next call.
 """
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -11,6 +10,7 @@ from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.models.token_history import TokenHistory, common_length
 from agent_runtime.proxy.session import SessionJournal
 from agent_runtime.tools.base import shortened
+from agent_runtime.wall_clock import unix_time
 from rollout_api.nesting import as_recorded
 from rollout_api.records import (
     CheckpointRecord,
@@ -124,7 +124,7 @@ class Conversation:
             self._id = turn
         record = IntentRecord(
             turn=turn,
-            time=time.time(),
+            time=unix_time(),
             conversation=self._id,
             parent=self.turn,
             keep=keep,

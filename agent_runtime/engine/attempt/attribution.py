@@ -125,7 +125,7 @@ class AgentRaised(Exception):
     """The agent's own code raised `error`, outside its context's calls."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
+        super().__init__(described(error))  # its own `__str__` may raise an error
         self.error = error
 
 

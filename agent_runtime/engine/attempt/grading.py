@@ -17,6 +17,7 @@ from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import SpoolFull
 from agent_runtime.sandboxes.base import INTERRUPTED, Fence, SandboxFailure, SandboxProvider, Workspace, WorkspaceSpec
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
+from agent_runtime.wall_clock import unix_time
 from rollout_api.base import quantity_value
 from rollout_api.records import ArtifactsRecord, StopRecord, Verdict
 from rollout_api.rollout_job import Attempts, Verifier
@@ -55,7 +56,7 @@ def failed_verdict(message: str, verifier: Verifier) -> Verdict:
 
 def nothing_to_grade(why: str) -> ArtifactsRecord:
     """Return the record of an agent that left nothing to grade: its verdict is a failed one."""
-    return ArtifactsRecord(time=time.time(), message=f"nothing was left to grade: {why}")
+    return ArtifactsRecord(time=unix_time(), message=f"nothing was left to grade: {why}")
 
 
 async def collect(task: Task, workspace: Workspace) -> str | None:
@@ -88,7 +89,7 @@ async def store_artifacts(
     changed if the policy made storing impossible.
     """
     if task.verifier is None or verifier.mode is VerifierMode.SHARED:
-        return stop, ArtifactsRecord(time=time.time())
+        return stop, ArtifactsRecord(time=unix_time())
     try:
         # The agent's calls are not repeated any more. Acknowledge them, so that the executor has space for further
         # keys.

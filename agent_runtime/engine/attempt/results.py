@@ -1,6 +1,5 @@
 """Totals of a rollout's records, and the durations of its parts (defined in docs/recording.md). Pure."""
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -8,6 +7,7 @@ from agent_runtime.engine.attempt.agent_clock import agent_seconds_of, union
 from agent_runtime.engine.attempt.assignment import Rollout
 from agent_runtime.recording.branches import branch_of, copied_turn, token_forks
 from agent_runtime.recording.results import in_order
+from agent_runtime.wall_clock import unix_time
 from rollout_api.records import (
     AttemptRecord,
     AttemptSummary,
@@ -127,7 +127,7 @@ def build_result(
     completed = outcome is Outcome.COMPLETED
     if not completed:
         fields["stop_reason"] = None
-    now = time.time()
+    now = unix_time()
     graded = verdict if completed else None
     return Result(
         index=rollout.index,

@@ -17,6 +17,7 @@ from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import SpoolFull
 from agent_runtime.sandboxes.base import FileError, SandboxFailure, Workspace
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
+from agent_runtime.wall_clock import unix_time
 from rollout_api.records import AttemptRecord, CheckpointRecord, Layer, Record, ReturnRecord, SnapshotRecord
 
 
@@ -100,7 +101,7 @@ class Snapshots:
             message = failure.message
         return SnapshotRecord(
             turn=turn,
-            time=time.time(),
+            time=unix_time(),
             layers=layers,
             services=services,
             mode=str(workspace.description.get("mode", "")),
@@ -184,7 +185,7 @@ class Checkpoints:
         record = CheckpointRecord(
             name=f"checkpoint-{len(self._kept)}",
             turn=turn,
-            time=time.time(),
+            time=unix_time(),
             workspace=str(workspace.handle["workspace"]),
             layers=layers,
         )
@@ -255,7 +256,7 @@ class WorkspaceStates:
             try:
                 following, record = await checkpoints.keep(self.workspace, turn)
             except (FileError, LayerTooLarge) as error:
-                record = CheckpointRecord(name="", turn=turn, time=time.time(), workspace="", error=str(error))
+                record = CheckpointRecord(name="", turn=turn, time=unix_time(), workspace="", error=str(error))
                 await self._clock.untimed(self._log.write(record))
             else:
                 await self._move(following, record)
@@ -270,7 +271,7 @@ class WorkspaceStates:
         if record is not None:
             checkpoints.replayed(record)
         else:
-            record = ReturnRecord(checkpoint=name, turn=turn, time=time.time())
+            record = ReturnRecord(checkpoint=name, turn=turn, time=unix_time())
             try:
                 following = await checkpoints.go_back(self.workspace, record)
             except FileError as error:

@@ -5,7 +5,6 @@ dies during a grading, the attempt ends, because the grading may have changed th
 """
 
 import posixpath
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from agent_runtime.agents.base import Agent, AgentContext
@@ -15,6 +14,7 @@ from agent_runtime.engine.attempt.turns import Turns
 from agent_runtime.grading.grade import CommandWatch
 from agent_runtime.grading.reward_file import FOLDER, TESTS_FOLDER
 from agent_runtime.sandboxes.base import WORKSPACE_USER, SetupFailed, Workspace, WorkspaceLimit
+from agent_runtime.wall_clock import unix_time
 from rollout_api.records import CommandVerdict, Record, StepRecord, StopReason, TestVerdict, Verdict
 from rollout_api.rollout_job import Agent as AgentSpec
 from rollout_api.rollout_job import RolloutJobSpec
@@ -102,7 +102,7 @@ class StepwiseAgent:
         async def begin() -> StepRecord:
             nonlocal is_first
             is_first = True
-            return StepRecord(time=time.time(), step=step.name, grading=True)
+            return StepRecord(time=unix_time(), step=step.name, grading=True)
 
         async def grade() -> StepRecord:
             verdict = None
@@ -110,7 +110,7 @@ class StepwiseAgent:
                 verdict = await context.run_between_turns(
                     lambda: self._grade_and_clear(context.workspace, number, task, is_first)
                 )
-            return StepRecord(time=time.time(), step=step.name, verdict=verdict, ended=True)
+            return StepRecord(time=unix_time(), step=step.name, verdict=verdict, ended=True)
 
         if step.verifier is not None:
             await context.recorded_once(begin)
@@ -122,7 +122,7 @@ class StepwiseAgent:
         async def prepare() -> StepRecord:
             key = f"{max(context.turn, 0) + 1}:step-{number}"
             await context.run_between_turns(lambda: _prepare(context.workspace, key, step, task))
-            return StepRecord(time=time.time(), step=step.name)
+            return StepRecord(time=unix_time(), step=step.name)
 
         await context.recorded_once(prepare)
 

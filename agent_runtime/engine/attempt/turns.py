@@ -41,6 +41,7 @@ from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspac
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from agent_runtime.tools.base import Tool, openai_definition, shortened
 from agent_runtime.tools.bash import readable
+from agent_runtime.wall_clock import unix_time
 from rollout_api.files import TaskFile
 from rollout_api.nesting import as_recorded, record_json
 from rollout_api.records import (
@@ -333,7 +334,7 @@ class Turns:
             CommandRecord(
                 number=self._commands,
                 turn=self.turn,
-                time=time.time(),
+                time=unix_time(),
                 seconds=result.seconds,
                 command=shortened(words, COMMAND_BYTES),
                 result=shortened(readable(result), COMMAND_BYTES),
@@ -569,7 +570,7 @@ class Turns:
             def observed(results: Sequence[Observation]) -> ObservationsRecord:
                 made = ObservationsRecord(
                     turn=turn,
-                    time=time.time(),
+                    time=unix_time(),
                     seconds=round(time.perf_counter() - started, 6),
                     results=conversation.with_arguments(calls[: len(results)], results),
                     agent_seconds=self.agent_seconds,

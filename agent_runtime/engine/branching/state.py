@@ -5,7 +5,6 @@ the agent is replayed over the source's records, because only the agent derives 
 """
 
 import hashlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -30,6 +29,7 @@ from agent_runtime.sandboxes.base import (
 )
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, prepare
 from agent_runtime.tools.base import Tool, ToolContext, dispatch
+from agent_runtime.wall_clock import unix_time
 from rollout_api.model import Sampling
 from rollout_api.records import BranchRecord, Layer, Observation, ObservationsRecord, Record, SnapshotRecord
 from rollout_api.rollout_job import RolloutJob
@@ -101,7 +101,7 @@ class Branching:
         """Return the record of a branch in that workspace."""
         name = str(workspace.handle.get("prepared") or workspace.handle["workspace"])
         return BranchRecord(
-            time=time.time(),
+            time=unix_time(),
             job=self.origin.job,
             index=self.origin.index,
             attempt=self.origin.attempt,

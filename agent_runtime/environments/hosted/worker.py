@@ -50,7 +50,11 @@ def answer(episodes: dict[int, Episode], number: int, request: dict[str, Any]) -
         return {"error": str(error)}
     except Exception as error:  # noqa: BLE001 - an environment is user code
         episodes.pop(number, None)
-        return {"error": f"the environment raised {type(error).__name__}: {error}"}
+        try:
+            message = str(error)
+        except Exception:  # noqa: BLE001 - also user code
+            message = "its message cannot be shown"
+        return {"error": f"the environment raised {type(error).__name__}: {message}"}
 
 
 def main() -> None:

@@ -377,6 +377,19 @@ def test_every_error_gets_a_ruling(kind: type[BaseException], situation: Situati
         assert decision.action is Action.END_RUN
 
 
+class Wordless(Exception):
+    """As jsonschema's errors of deeply nested answers."""
+
+    def __str__(self) -> str:
+        raise RecursionError
+
+
+def test_agents_own_error_without_words_is_graded() -> None:
+    decision = attribute(AgentRaised(Wordless()), Situation(Phase.AGENT))
+    assert (decision.action, decision.stop_reason) == (Action.COMPLETE, ERROR)
+    assert "Wordless" in decision.message
+
+
 @given(st.builds(AgentRaised, st.one_of(policys, infrastructures)), situations)
 def test_agents_own_errors_are_graded_and_have_a_traceback(error: AgentRaised, situation: Situation) -> None:
     decision = attribute(error, situation)

@@ -244,6 +244,17 @@ async def test_error_of_a_plugin_that_cannot_be_printed_is_recorded(opened: Open
     assert "Wordless" in answer.call.message
 
 
+@pytest.mark.parametrize("reason", [None, 5, ValueError("no")])
+async def test_refusal_without_text_refuses_the_call(opened: Opened, reason: Any) -> None:
+    class Odd:
+        def filter_tool_call(self) -> Refuse:
+            return Refuse(reason)
+
+    (answer,) = [answer async for answer in opened(Odd()).ask("filter_tool_call", "k", call=CALL)]
+    assert answer.failed
+    assert "expected text" in answer.call.message
+
+
 def test_reports_add_up_the_actions_of_each_plugin_and_keep_the_first_error() -> None:
     calls = [
         PluginCall(plugin="A", hook="filter_tool_call", seconds=0.5, did="Refused", message="no"),
