@@ -227,6 +227,11 @@ RULES: dict[str, list[Schema]] = {
             "rule": "!has(self.adapter) || has(self.serverRef) || has(self.server) && self.adapter in self.server.adapters",
             "message": "adapter must be a name of server.adapters, or of the ModelServer in serverRef",
         },
+        {
+            "rule": "!has(self.routedExperts) || has(self.server) || has(self.serverRef) || has(self.endpoint) && "
+            "self.endpoint.api == 'OpenAI'",
+            "message": "routedExperts is allowed only with server, serverRef, or an endpoint with api OpenAI",
+        },
     ],
     "LabelRequirement": [
         {

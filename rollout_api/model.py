@@ -112,6 +112,17 @@ class Scripted(ApiModel):
     """Scripts by task. A task without one is an error."""
 
 
+class RoutedExperts(ApiModel):
+    """Recording of the experts that processed each token in a mixture-of-experts model. A trainer repeats this routing
+    (router replay, R3).
+    """
+
+    top_k: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Experts of a token in one layer: `num_experts_per_tok` of the model. Only SGLang needs it, because its answers do
+    not contain it.
+    """
+
+
 class OnStale(StrEnum):
     """Handling of a rollout whose policy is too old: `Drop` cancels it, `Keep` finishes it and marks its result."""
 
@@ -141,6 +152,10 @@ class ModelSpec(ApiModel):
     """Prices of its tokens, with which the cost of a run is shown."""
     allow_text_only: bool = False
     """Allow a job of mode Train to use a model that returns no token ids."""
+    routed_experts: RoutedExperts | None = None
+    """Record the routed experts of a mixture-of-experts model. Its server must be vLLM or SGLang, started with
+    `--enable-return-routed-experts`.
+    """
     max_policy_lag: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Largest allowed distance, in policy versions, between the newest version and that of a rollout's first sampled
     token. Unlimited when left out.
@@ -154,6 +169,9 @@ class ModelSpec(ApiModel):
     def _exactly_one(self) -> Self:
         fields = {**vars(self), "serverRef": self.server_ref}
         exactly_one({name: fields[name] for name in MODEL_SOURCES})
+        is_openai = self.endpoint is not None and self.endpoint.api is EndpointApi.OPENAI
+        if self.routed_experts is not None and not (is_openai or self.server or self.server_ref):
+            raise ValueError("routedExperts is allowed only with server, serverRef, or an endpoint with api: OpenAI")
         if self.adapter is not None and self.server is None and self.server_ref is None:
             raise ValueError("adapter is allowed only with server or serverRef")
         if self.adapter is not None and self.server is not None and self.adapter not in self.server.adapters:

@@ -141,6 +141,31 @@ class IntentRecord(ApiModel):
     """
 
 
+class ObjectDigest(ApiModel):
+    """Digest of an object that a seal lists. Its key is relative to the job's folder."""
+
+    key: str
+    sha256: str
+    bytes: int
+
+
+class RecordedExperts(ApiModel):
+    """The experts that processed tokens of a turn: unsigned integers in an array [tokens, `layers`, `top_k`], stored in an
+    object beside the records, in a zstd frame.
+    """
+
+    object: ObjectDigest
+    item_bytes: Literal[1, 2]
+    """Bytes of each integer, little-endian."""
+    layers: int
+    top_k: int
+    spans: list[tuple[int, int]]
+    """Positions of the array's tokens in the turn's prompt and completion together, in order: first, and after the last.
+    No server reported the experts of other positions. The last sampled token of a turn has none before the next turn,
+    because the model has not processed it yet.
+    """
+
+
 class ResponseRecord(ApiModel):
     """The model's response, as the server returned it."""
 
@@ -163,6 +188,8 @@ class ResponseRecord(ApiModel):
     """Policy version of each completion token, in order; empty if the server does not report it."""
     stop_sequence: str | None = None
     """The stop string that ended the answer, if known."""
+    routed_experts: RecordedExperts | None = None
+    """None unless `model.routedExperts` is set."""
     agent_seconds: float | None = None
     """See `IntentRecord`."""
 
@@ -344,14 +371,6 @@ class BranchRecord(ApiModel):
     """Turn of the restored snapshot; None if all tool calls were run again."""
     differences: list[str] = []
     """Repeated tool calls whose results differ from the recorded ones."""
-
-
-class ObjectDigest(ApiModel):
-    """Digest of an object that a seal lists. Its key is relative to the job's folder."""
-
-    key: str
-    sha256: str
-    bytes: int
 
 
 class ProgramTrajectory(ApiModel):

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from agent_runtime.engine.session import FinishedGroup
 from agent_runtime.recording.branches import Branch
+from agent_runtime.recording.expert_arrays import ExpertArray, read_experts
 from agent_runtime.recording.job_record import read_abort
 from agent_runtime.recording.reader import NoSuchRun, RunFolder, sealed_tokens
 from agent_runtime.recording.stream import PublishedGroup, StreamRecord
@@ -106,6 +107,12 @@ class JobStream:
         Raises NoTokenIds if the model returned none, and RecordCorrupt.
         """
         return await sealed_tokens(self._store, result.index)
+
+    async def routed_experts(self, branch: Branch) -> ExpertArray | None:
+        """Return the routed experts of one of these token sequences; None unless `model.routedExperts` is set. Raises
+        RecordCorrupt.
+        """
+        return await read_experts(self._store, branch)
 
     async def _finished(self, fed: PublishedGroup) -> FinishedGroup:
         entry = await self._record.entry(fed.group)

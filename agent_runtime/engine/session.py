@@ -15,6 +15,7 @@ from agent_runtime.engine.opening import RunEnvironment, open_run, refuse_text_o
 from agent_runtime.models.base import Model
 from agent_runtime.models.factory import open_model
 from agent_runtime.recording.branches import Branch
+from agent_runtime.recording.expert_arrays import ExpertArray, read_experts
 from agent_runtime.recording.messages import linear
 from agent_runtime.recording.reader import read_attempt, sealed_tokens
 from agent_runtime.recording.stream import Feed, StreamClosed, StreamRecord
@@ -208,6 +209,12 @@ class RolloutSession:
         Raises NoTokenIds if the model returned none, and RecordCorrupt.
         """
         return await sealed_tokens(self._context.record.store, result.index)
+
+    async def routed_experts(self, branch: Branch) -> ExpertArray | None:
+        """Return the routed experts of one of these token sequences; None unless `model.routedExperts` is set. Raises
+        RecordCorrupt.
+        """
+        return await read_experts(self._context.record.store, branch)
 
     def __aiter__(self) -> AsyncIterator[FinishedGroup]:
         """Yield finished groups in the order in which they have finished, earlier sessions included."""

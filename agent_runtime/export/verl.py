@@ -12,6 +12,7 @@ from typing import Any
 from agent_runtime.export.parquet import Row, json_text, write_table
 from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.recording.atif import reasoning_of, text_of
+from agent_runtime.recording.expert_arrays import ExpertArray
 from agent_runtime.recording.messages import fold, last_of_each_branch
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Message, Result
@@ -32,7 +33,7 @@ async def write_tokens(run: RunReader, file: Path) -> int:
     `write_conversations` does.
 
     `prompt_ids` end before the first token to train on; the three `response_` lists have equal lengths. None if token
-    ids were not recorded.
+    ids were not recorded. `routed_experts` has the experts of all tokens of the prompt and the response.
     """
     return await write_table(file, _token_schema, _token_rows(run))
 
@@ -65,7 +66,19 @@ async def _token_rows(run: RunReader) -> AsyncIterator[Row]:
                 "response_mask": branch.mask[start:],
                 "response_logprobs": None if branch.logprobs is None else branch.logprobs[start:],
                 "policy_versions": branch.policy_versions[start:],
+                **_experts(await run.routed_experts(branch)),
             }
+
+
+def _experts(experts: ExpertArray | None) -> Row:
+    if experts is None:
+        return {}
+    return {
+        "routed_experts": experts.data,
+        "routed_experts_dtype": experts.dtype,
+        "routed_experts_shape": experts.shape,
+        "routed_experts_reported": experts.reported,
+    }
 
 
 def first_trained(mask: Sequence[int]) -> int:
@@ -148,5 +161,9 @@ def _token_schema(pa: Any) -> Any:
             ("response_mask", pa.list_(pa.int8())),
             ("response_logprobs", pa.list_(pa.float64())),
             ("policy_versions", pa.list_(pa.string())),
+            ("routed_experts", pa.binary()),
+            ("routed_experts_dtype", pa.string()),
+            ("routed_experts_shape", pa.list_(pa.int64())),
+            ("routed_experts_reported", pa.list_(pa.list_(pa.int64()))),
         ]
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from agent_runtime.models.routed_experts import AnswerExperts
 from rollout_api.model import Sampling
 from rollout_api.records import Message, PolicySpan, Usage
 
@@ -61,6 +62,8 @@ class TokenPrefix:
     messages: int
     """Number of first messages of the request, the last answer included, that these ids represent."""
     ids: Sequence[int]
+    experts: int = 0
+    """Number of first ids whose routed experts need not be reported again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,8 @@ class ModelReply:
     """Policy version of each completion token; empty if the server does not report it."""
     stop_sequence: str | None = None
     """The stop string that ended the answer, if the server reports it or the ids show it."""
+    routed_experts: AnswerExperts | None = None
+    """The experts that processed the tokens of prompt and completion, if they are recorded."""
 
     @property
     def text(self) -> str:

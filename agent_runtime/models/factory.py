@@ -25,6 +25,7 @@ def open_model(spec: ModelSpec, environ: Mapping[str, str]) -> Model:
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             key_origin=origin,
             call_seconds=float(spec.endpoint.call_seconds),
+            experts=spec.routed_experts,
         )
     if spec.scripted is not None:
         return ScriptedModel(spec.scripted)

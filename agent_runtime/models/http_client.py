@@ -101,10 +101,16 @@ class JsonClient:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, path: str, body: Mapping[str, Any], options: CallOptions, *, is_limited: bool = True
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        options: CallOptions,
+        *,
+        is_limited: bool = True,
+        event_bytes: int = EVENT_BYTES,
     ) -> AsyncIterator[AsyncIterator[Any]]:
-        """Make one POST whose answer is server-sent events, and yield them decoded from JSON up to `[DONE]`. With
-        `is_limited`, all of them have at most `ANSWER_BYTES`.
+        """Make one POST whose answer is server-sent events, and yield them decoded from JSON up to `[DONE]`. Each has at
+        most `event_bytes`; with `is_limited`, all of them have at most `ANSWER_BYTES`.
 
         Until they begin it behaves as `call`, and raises ModelError for a final status as well; `options.seconds`
         limits only that time. Raises StreamBroken if they end without `[DONE]`. Leaving the block closes the
@@ -114,11 +120,13 @@ class JsonClient:
         if isinstance(answer, Answer):
             raise final_refusal(f"{self.base_url}{path}", answer.status, answer.error)
         try:
-            yield self._events(answer, is_limited=is_limited)
+            yield self._events(answer, is_limited=is_limited, event_bytes=event_bytes)
         finally:
             answer.close()
 
-    async def _events(self, response: aiohttp.ClientResponse, *, is_limited: bool) -> AsyncIterator[Any]:
+    async def _events(
+        self, response: aiohttp.ClientResponse, *, is_limited: bool, event_bytes: int
+    ) -> AsyncIterator[Any]:
         rest, begin, received, has_events = b"", b"", 0, False
         try:
             async for data in response.content.iter_any():
@@ -127,8 +135,8 @@ class JsonClient:
                     raise self._too_long("a stream", ANSWER_BYTES)
                 begin = begin or data[:ERROR_CHARACTERS]
                 *lines, rest = (rest + data).split(b"\n")
-                if len(rest) > EVENT_BYTES:
-                    raise self._too_long("an event of its stream", EVENT_BYTES)
+                if len(rest) > event_bytes:
+                    raise self._too_long("an event of its stream", event_bytes)
                 for line in lines:
                     if not line.startswith(b"data:"):
                         continue

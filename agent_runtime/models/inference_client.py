@@ -8,7 +8,7 @@ from typing import Any, Final, TypedDict, Unpack
 
 from agent_runtime.executor.timing import working_timeout
 from agent_runtime.models.answers import REPEAT_PAUSES, arrived, check_tokens
-from agent_runtime.models.base import ModelError, ModelReply, ModelRequest, RequestRefused
+from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, ModelRequest, RequestRefused
 from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.providers.completions import complete_text, prompt_body
 from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, OpenAIEndpoint, without_aborts
@@ -17,6 +17,7 @@ from agent_runtime.models.token_exact.routes import Progress, TokenRoutes
 from agent_runtime.models.token_exact.turn import ChatForm, Form, PromptForm, TokenTurn
 from agent_runtime.models.vllm.token_routes import VllmRoutes
 from rollout_api.inference.description import EngineType
+from rollout_api.model import RoutedExperts
 
 COUNT_SECONDS = 30.0
 """Time limit of counting a prompt's tokens."""
@@ -42,7 +43,8 @@ class EngineOptions(TypedDict, total=False):
 class InferenceClient:
     """A `Model`. `base_url` includes `/v1`; `key_origin` says where the key in `headers` was read.
 
-    `engine` is the inference server; without it, `check` finds out whose token routes the server has.
+    `engine` is the inference server; without it, `check` finds out whose token routes the server has. With `experts`,
+    answers have the routed experts of their tokens; a server that does not report them is refused.
     """
 
     def __init__(
@@ -54,13 +56,15 @@ class InferenceClient:
         key_origin: str,
         call_seconds: float,
         engine: EngineType | None = None,
+        experts: RoutedExperts | None = None,
     ) -> None:
         self.name = name
         self._seconds = call_seconds
         self._chat = OpenAIEndpoint(base_url, name, headers=headers, key_origin=key_origin, call_seconds=call_seconds)
         self._client = JsonClient(base_url.rstrip("/").removesuffix("/v1"), headers, key_origin)
         possible = ROUTES.values() if engine is None else (ROUTES[engine],)
-        self._possible = [routes(self._client, name) for routes in possible]
+        self._possible = [routes(self._client, name, experts) for routes in possible]
+        self._experts = experts
         self._tokens = self._possible[0]
         self.token_capture = "TextOnly"
 
@@ -168,10 +172,21 @@ class InferenceClient:
                     self._tokens, self.token_capture = routes, "Tokens"
                     return
                 troubles.append(f"{routes.SERVER}'s token routes: {trouble}")
+            if self._experts is not None:
+                raise ModelConfigError(
+                    "NoRoutedExperts", f"model.routedExperts: {self._client.base_url} gives none: {'; '.join(troubles)}"
+                )
             log.warning(
                 "%s: token ids come from chat completions, so long rollouts may fork: %s",
                 self.name,
                 "; ".join(troubles),
+            )
+
+        if self._experts is not None:
+            raise ModelConfigError(
+                "NoRoutedExperts",
+                f"model.routedExperts: {self._client.base_url} returns no token ids, which only vLLM and SGLang do; remove "
+                "the field, or use such a server",
             )
 
     async def close(self) -> None:

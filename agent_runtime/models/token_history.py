@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_runtime.models.base import ModelReply
 from agent_runtime.wall_clock import unix_time
-from rollout_api.records import ResponseRecord
+from rollout_api.records import RecordedExperts, ResponseRecord
 
 
 def common_length(old: Sequence[Any], new: Sequence[Any]) -> int:
@@ -35,6 +35,20 @@ def split_prompt(known: Sequence[int], prompt: Sequence[int] | None) -> tuple[in
     return keep, list(prompt[keep:])
 
 
+def experts_after(known: int, response: ResponseRecord) -> int:
+    """Return for how many first ids the routed experts are recorded after an answer with ids; `known` before it."""
+    if response.routed_experts is not None:
+        return response.routed_experts.spans[-1][1]
+    return min(known, response.prompt_keep)
+
+
+def experts_from(known: int, ids: Sequence[int], prompt: Sequence[int]) -> int:
+    """Return the first token of a prompt whose routed experts are to be reported, where those of the first `known` of the
+    earlier `ids` are recorded. The prompt's last token is always included, because its experts chose the next token.
+    """
+    return max(0, min(known, common_length(ids, prompt), len(prompt) - 1))
+
+
 class TokenHistory:
     """Ids of the latest answer that had any, prompt and completion, and the messages that they represent."""
 
@@ -42,6 +56,8 @@ class TokenHistory:
         self.ids: list[int] = []
         self.messages = 0
         """Number of first messages of the conversation, that answer included; 0 if the ids no longer represent them."""
+        self.experts = 0
+        """Number of first ids whose routed experts need not be reported again."""
 
     def split(self, prompt: Sequence[int] | None) -> tuple[int, list[int] | None]:
         """See `split_prompt`."""
@@ -55,6 +71,7 @@ class TokenHistory:
         if response.prompt_token_ids is None or response.completion_token_ids is None:
             return None
         prompt = [*self.ids[: response.prompt_keep], *response.prompt_token_ids]
+        self.experts = experts_after(self.experts, response)
         self.ids, self.messages = [*prompt, *response.completion_token_ids], messages
         return prompt
 
@@ -65,9 +82,17 @@ class TokenHistory:
 
 
 def answer_record(
-    reply: ModelReply, *, turn: int, seconds: float, known: Sequence[int], agent_seconds: float | None = None
+    reply: ModelReply,
+    *,
+    turn: int,
+    seconds: float,
+    known: Sequence[int],
+    agent_seconds: float | None = None,
+    experts: RecordedExperts | None = None,
 ) -> ResponseRecord:
-    """Return the record of a new answer. `known` are the token ids known before this prompt."""
+    """Return the record of a new answer. `known` are the token ids known before this prompt; `experts` are those of the
+    reply, as stored.
+    """
     # Record the prompt's ids only together with the completion's.
     whole = reply.completion_token_ids is not None
     keep, prompt = split_prompt(known, reply.prompt_token_ids if whole else None)
@@ -78,6 +103,7 @@ def answer_record(
         prompt_keep=keep,
         prompt_token_ids=prompt,
         agent_seconds=agent_seconds,
+        routed_experts=experts,
         **_shared(reply),
     )
 

@@ -14,7 +14,7 @@ from agent_runtime.models.base import (
     RequestRefused,
     TokenPrefix,
 )
-from agent_runtime.models.token_history import recorded_answer
+from agent_runtime.models.token_history import experts_after, recorded_answer
 from agent_runtime.proxy.conversation import Conversations, MatchedMessages
 from agent_runtime.proxy.limits import REPEATED_BYTES, Spent, conversation_bytes
 from agent_runtime.recording.segments import digest_of_message
@@ -167,7 +167,7 @@ class History:
         turn = place.parent
         if turn is None or not place.same_tools or turn.response.completion_token_ids is None:
             return None
-        return TokenPrefix(place.known.length, self.ids(turn))
+        return TokenPrefix(place.known.length, self.ids(turn), self._experts(turn))
 
     def ids(self, turn: Turn) -> list[int]:
         """Return the token ids up to the end of a turn: its own, or those of the nearest earlier turn that has any."""
@@ -182,6 +182,14 @@ class History:
                     ids += response.completion_token_ids
             self._ids = number, ids
         return self._ids[1]
+
+    def _experts(self, turn: Turn) -> int:
+        """Return for how many of these ids the routed experts are recorded."""
+        known = 0
+        for step in self._path(turn):
+            if step.response.completion_token_ids is not None:
+                known = experts_after(known, step.response)
+        return known
 
     def reply(self, turn: Turn) -> ModelReply:
         response, completion = turn.response, turn.response.completion_token_ids

@@ -34,7 +34,7 @@ from agent_runtime.recording.attempt_folder import AttemptFolder, Claim
 from agent_runtime.recording.epoch_log import EpochLog, Superseded
 from agent_runtime.recording.segments import RecordCorrupt, json_bytes
 from agent_runtime.recording.store import StorageError, Store
-from rollout_api.records import Record
+from rollout_api.records import ObjectDigest, Record
 
 
 def _folder_of(settings: SessionSettings) -> str:
@@ -131,6 +131,9 @@ class _Fenced:
         except Superseded:
             self._on_superseded()
             raise
+
+    async def store(self, name: str, data: bytes) -> ObjectDigest:
+        return await self._log.store(name, data)
 
 
 @dataclass

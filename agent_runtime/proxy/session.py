@@ -27,6 +27,7 @@ from agent_runtime.models.base import (
     RequestRefused,
 )
 from agent_runtime.models.probe import ProbeResult, probe_request, probed
+from agent_runtime.models.routed_experts import AnswerExperts
 from agent_runtime.models.token_history import answer_record
 from agent_runtime.proxy.body_queue import BodyQueue
 from agent_runtime.proxy.call import MOST_KEPT, Answers, Call, Identity, Ticket
@@ -52,7 +53,7 @@ from agent_runtime.recording.store import StorageError
 from agent_runtime.shared_tasks import started
 from rollout_api.base import ApiModel
 from rollout_api.model import Sampling
-from rollout_api.records import CallError, DeliveryRecord, IntentRecord, Message, Record
+from rollout_api.records import CallError, DeliveryRecord, IntentRecord, Message, ObjectDigest, Record, RecordedExperts
 
 GRACE_SECONDS: Final = 10.0
 """Time from the first call that is refused because of a limit to `on_over_budget`: enough for a program to store its
@@ -80,6 +81,20 @@ class SessionJournal(Protocol):
         """Append records; they are durable when this returns. Raises Superseded if another replica has taken the
         session over.
         """
+
+    async def store(self, name: str, data: bytes) -> ObjectDigest:
+        """Store an object beside the records, in a zstd frame; it is durable when this returns. A name is used once."""
+
+
+async def stored_experts(journal: SessionJournal, turn: int, experts: AnswerExperts | None) -> RecordedExperts | None:
+    """Store the routed experts of a turn's answer, and return what its record has of them."""
+    if experts is None:
+        return None
+    rows = experts.rows
+    stored = await journal.store(f"experts-{turn}", rows.data)
+    return RecordedExperts(
+        object=stored, item_bytes=rows.item_bytes, layers=rows.layers, top_k=rows.top_k, spans=experts.spans
+    )
 
 
 class SessionSettings(ApiModel):
@@ -364,7 +379,8 @@ class Session:
                 call.answered = True
                 own_seconds = model_seconds - health.lost_seconds - health.held_seconds
                 known = [] if place.parent is None else self._history.ids(place.parent)
-                response = answer_record(reply, turn=intent.turn, seconds=own_seconds, known=known)
+                experts = await stored_experts(self._journal, intent.turn, reply.routed_experts)
+                response = answer_record(reply, turn=intent.turn, seconds=own_seconds, known=known, experts=experts)
                 await self._journal.append([response])
         except BaseException as error:
             self._answers.failed(call.ticket.identity, call)

@@ -124,3 +124,13 @@ class AttemptFolder:
 def digest_of(key: str, data: bytes) -> ObjectDigest:
     """Return the digest of an object for a seal."""
     return ObjectDigest(key=key, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
+
+
+async def checked_object(store: Store, item: ObjectDigest) -> bytes:
+    """Return the content of an object that a seal or a record names. Raises RecordCorrupt if it is missing or differs."""
+    data = await store.get(item.key)
+    if data is None:
+        raise RecordCorrupt(item.key, "it is missing, but a seal lists it")
+    if digest_of(item.key, data) != item:
+        raise RecordCorrupt(item.key, f"its SHA-256 or size differs from the seal ({item.sha256[:12]}…)")
+    return data

@@ -4,14 +4,47 @@ compaction) another branch begins, as a separate sample. Every sampled token has
 those of unknown policy version, which have mask 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Literal
 
 from pydantic import TypeAdapter
 
 from agent_runtime.recording.segments import compress, decompress, validated
 from rollout_api.base import ApiModel
-from rollout_api.records import BranchRecord, IntentRecord, Record, ResponseRecord
+from rollout_api.records import BranchRecord, IntentRecord, ObjectDigest, Record, RecordedExperts, ResponseRecord
+
+
+class ExpertPart(ApiModel):
+    """Rows of one turn's array (`RecordedExperts`) that belong to consecutive tokens of a sequence."""
+
+    object: ObjectDigest
+    item_bytes: Literal[1, 2]
+    first_row: int
+    position: int
+    """The token of the first row."""
+    rows: int
+
+
+class BranchExperts(ApiModel):
+    """The routed experts of a sequence: where the rows of its tokens are. Tokens without a row are those whose experts no
+    server reported, among them the last sampled one.
+    """
+
+    layers: int
+    top_k: int
+    parts: list[ExpertPart]
+    """In the order of the tokens."""
+
+    @property
+    def reported(self) -> list[tuple[int, int]]:
+        """Return the ranges of tokens with a row: first, and after the last."""
+        spans: list[tuple[int, int]] = []
+        for part in self.parts:
+            begin = spans.pop()[0] if spans and spans[-1][1] == part.position else part.position
+            spans.append((begin, part.position + part.rows))
+        return spans
 
 
 class Branch(ApiModel):
@@ -24,6 +57,8 @@ class Branch(ApiModel):
     """As returned by the server; 0 if the mask is 0. None unless every token of mask 1 has one."""
     policy_versions: list[str | None]
     """The policy that sampled the token; None if the mask is 0, or if the server did not report it."""
+    routed_experts: BranchExperts | None = None
+    """None unless `model.routedExperts` is set."""
 
 
 _BRANCH: TypeAdapter[Branch] = TypeAdapter(Branch)
@@ -38,6 +73,9 @@ class _Draft:
     has_logprobs: bool = True
     is_copied: bool = False
     """Whether all its turns were copied from another rollout."""
+    shape: tuple[int, int] | None = None
+    """Layers and experts in each, of the first turn with routed experts."""
+    parts: list[ExpertPart] = field(default_factory=list)
 
     def add_context(self, ids: Sequence[int]) -> None:
         self.token_ids += ids
@@ -58,8 +96,48 @@ class _Draft:
         self.policy_versions += versions
         self.logprobs += [logprob if trained else 0.0 for logprob, trained in zip(logprobs, mask, strict=True)]
 
+    def add_experts(self, experts: RecordedExperts, earlier: int) -> None:
+        """Add the rows of a turn. `earlier`: tokens of the earlier turns.
+
+        A sampled token was chosen with the row of the token before it, as its own turn reported it. A later turn's row is
+        from another pass, so it does not count.
+        """
+        self.shape = self.shape or (experts.layers, experts.top_k)
+        if self.shape != (experts.layers, experts.top_k):
+            return
+        first_new = self.parts[-1].position + self.parts[-1].rows if self.parts else 0
+        first_row = 0
+        for begin, end in experts.spans:
+            wanted = [
+                position
+                for position in range(max(begin, first_new), end)
+                if position + 1 >= earlier or not self.mask[position + 1]
+            ]
+            for run in _runs(wanted):
+                self.parts.append(
+                    ExpertPart(
+                        object=experts.object,
+                        item_bytes=experts.item_bytes,
+                        first_row=first_row + run[0] - begin,
+                        position=run[0],
+                        rows=len(run),
+                    )
+                )
+            first_row += end - begin
+
+    def copy_experts(self, tokens: int, into: "_Draft") -> None:
+        """Add the rows of the first tokens to another sequence that begins with them."""
+        into.shape = self.shape
+        for part in self.parts:
+            if (rows := min(part.rows, tokens - part.position)) > 0:
+                into.parts.append(part.model_copy(update={"rows": rows}))
+
     def done(self) -> Branch:
+        experts = None
+        if self.shape is not None:
+            experts = BranchExperts(layers=self.shape[0], top_k=self.shape[1], parts=self.parts)
         return Branch(
+            routed_experts=experts,
             token_ids=self.token_ids,
             mask=self.mask,
             logprobs=self.logprobs if self.has_logprobs else None,
@@ -81,10 +159,23 @@ def token_branches(records: Sequence[Record]) -> list[Branch]:
         if not drafts or turn.prompt_keep < len(seen):
             drafts.append(_Draft())
             drafts[-1].add_context(seen[: turn.prompt_keep])
+            if len(drafts) > 1:
+                # The first new token was chosen with the row of the prompt's last token, as this turn reports it.
+                most = turn.prompt_keep + len(turn.prompt_token_ids) - 1
+                drafts[-2].copy_experts(min(turn.prompt_keep, most), drafts[-1])
+        earlier = len(drafts[-1].token_ids)
         drafts[-1].add_context(turn.prompt_token_ids)
         drafts[-1].add_sampled(turn)
+        if turn.routed_experts is not None:
+            drafts[-1].add_experts(turn.routed_experts, earlier)
         drafts[-1].is_copied = turn.turn <= copied
     return [draft.done() for draft in drafts if not draft.is_copied]
+
+
+def _runs(positions: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the runs of consecutive positions."""
+    for _, run in groupby(enumerate(positions), lambda entry: entry[1] - entry[0]):
+        yield [position for _, position in run]
 
 
 def branch_of(records: Sequence[Record]) -> BranchRecord | None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from agent_runtime.recording import segments
 from agent_runtime.recording.attempt_folder import AttemptFolder, Claim, EpochSegments, digest_of
 from agent_runtime.recording.segments import Closing, Repeats, restored
+from agent_runtime.recording.store import StorageError
 from rollout_api.records import ObjectDigest, Record
 
 
@@ -104,6 +105,19 @@ class EpochLog:
             if records:
                 self._unsettled = self._repeats.encode(records), records
                 await self._write_pending()
+
+    async def store(self, name: str, data: bytes) -> ObjectDigest:
+        """Store an object beside the records, in a zstd frame. It counts only if a record names it. Raises
+        StorageError.
+        """
+        key = self._folder.object_key(self.epoch, f"{name}.zst")
+        return await self.write_once(key, await asyncio.to_thread(segments.compress, data))
+
+    async def write_once(self, key: str, data: bytes) -> ObjectDigest:
+        """Write an object whose name this epoch uses once. Raises StorageError."""
+        if not await self._store.create(key, data):
+            raise StorageError(f"{self._store.uri}/{key}: this epoch wrote another object; run the job again")
+        return digest_of(key, data)
 
     async def settle(self) -> None:
         """Wait until the outcome of a cancelled append is known. Raises Superseded if a later epoch is claimed, and

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from agent_runtime.recording import atif, branches, segments
 from agent_runtime.recording.artifacts import ArtifactsTooLarge, Packer, unpacked
-from agent_runtime.recording.attempt_folder import RECORDS, TOKENS, AttemptFolder, digest_of
+from agent_runtime.recording.attempt_folder import RECORDS, TOKENS, AttemptFolder
 from agent_runtime.recording.epoch_log import EpochLog, Superseded
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.messages import linear
@@ -20,7 +20,7 @@ from agent_runtime.recording.seals import parse_seal, read_seal
 from agent_runtime.recording.segments import RecordCorrupt, Repeats
 from agent_runtime.recording.store import StorageError
 from agent_runtime.wall_clock import unix_time
-from rollout_api.records import ArtifactsRecord, ObjectDigest, Record, Result, Seal, StopRecord, Verdict
+from rollout_api.records import ArtifactsRecord, ObjectDigest, Record, ResponseRecord, Result, Seal, StopRecord, Verdict
 
 __all__ = ["AlreadySealed", "ArtifactsTooLarge", "Journal", "RecordCorrupt", "Superseded"]
 
@@ -49,7 +49,7 @@ class Journal:
         self.epoch, self.holder = log.epoch, log.holder
         self._record, self._index, self._folder, self._log = record, index, folder, log
         self._store = record.store
-        self.append = log.append
+        self.append, self.store = log.append, log.store
         self._artifacts: ObjectDigest | None = None
 
     @classmethod
@@ -137,7 +137,12 @@ class Journal:
         seal = Seal(
             result=result.model_copy(update=fields),
             verdict=verdict,
-            objects=[*written, *await self._artifacts_of(records), *_program_trajectory_of(records)],
+            objects=[
+                *written,
+                *_experts_of(records),
+                *await self._artifacts_of(records),
+                *_program_trajectory_of(records),
+            ],
         )
         key, data = f"seals/{self._index}.json", segments.json_bytes(seal)
         if not await self._store.create(key, data):
@@ -179,9 +184,7 @@ class Journal:
             log.info("segments of sealed rollouts remain, because storage does not delete objects: %s", error)
 
     async def _write_once(self, key: str, data: bytes) -> ObjectDigest:
-        if not await self._store.create(key, data):
-            raise StorageError(f"{self._store.uri}/{key}: this epoch wrote another object; run the job again")
-        return digest_of(key, data)
+        return await self._log.write_once(key, data)
 
     async def _artifacts_of(self, records: Sequence[Record]) -> list[ObjectDigest]:
         stored = next((r for r in records if isinstance(r, ArtifactsRecord) and r.key is not None), None)
@@ -191,6 +194,11 @@ class Journal:
             async for _ in self.load_artifacts(stored):
                 pass  # an earlier epoch stored them, so compute their digest
         return [self._artifacts] if self._artifacts else []
+
+
+def _experts_of(records: Sequence[Record]) -> list[ObjectDigest]:
+    answers = (record for record in records if isinstance(record, ResponseRecord))
+    return [answer.routed_experts.object for answer in answers if answer.routed_experts is not None]
 
 
 def _program_trajectory_of(records: Sequence[Record]) -> list[ObjectDigest]:

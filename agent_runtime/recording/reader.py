@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_runtime.recording import atif
-from agent_runtime.recording.attempt_folder import RECORDS, TOKENS, AttemptFolder, digest_of
+from agent_runtime.recording.attempt_folder import RECORDS, TOKENS, AttemptFolder, checked_object
 from agent_runtime.recording.branches import Branch, decode_branches, token_branches
+from agent_runtime.recording.expert_arrays import ExpertArray, read_experts
 from agent_runtime.recording.job_record import JobFile, job_files, newest_run, read_attempt_numbers, read_job_file
 from agent_runtime.recording.messages import linear
 from agent_runtime.recording.results import statistics_of
 from agent_runtime.recording.seals import StoredSeals, read_seal, read_seals
 from agent_runtime.recording.segments import Closing, RecordCorrupt, decode, restored, validated
 from agent_runtime.recording.store import Store
-from rollout_api.records import ObjectDigest, Outcome, Record, Result, Seal
+from rollout_api.records import Outcome, Record, Result, Seal
 from rollout_api.rollout_job import RolloutJob
 
 
@@ -141,7 +142,11 @@ class RunReader(RunFolder):
     async def program_trajectory(self, index: int) -> dict[str, Any] | None:
         """Return the trajectory that the program of a sealed rollout wrote, as ATIF; None without one."""
         own = self.seals[index].result.program_trajectory
-        return None if own is None or own.atif is None else json.loads(await _checked(self.store, own.atif))
+        return None if own is None or own.atif is None else json.loads(await checked_object(self.store, own.atif))
+
+    async def routed_experts(self, branch: Branch) -> ExpertArray | None:
+        """Return the routed experts of one of these sequences; None if they were not recorded. Raises RecordCorrupt."""
+        return await read_experts(self.store, branch)
 
     async def tokens(self, index: int) -> list[Branch]:
         """Return the token sequences of a rollout, one for each branch; empty if token ids were not recorded."""
@@ -175,7 +180,7 @@ async def sealed_records(store: Store, seal: Seal) -> list[Record]:
             problem = f"it lists no records of the rollout's {seal.result.turns} turns"
             raise RecordCorrupt(f"seals/{seal.result.index}.json", problem)
         return []
-    content = decode(item.key, await _checked(store, item))
+    content = decode(item.key, await checked_object(store, item))
     if isinstance(content, Closing):
         raise RecordCorrupt(item.key, "the seal lists it as records, but it contains none")
     return restored(item.key, content)
@@ -204,16 +209,7 @@ async def sealed_tokens(store: Store, index: int) -> list[Branch]:
 
 async def _tokens_of(store: Store, seal: Seal) -> list[Branch]:
     stored = next((item for item in seal.objects if item.key.endswith(TOKENS)), None)
-    return [] if stored is None else decode_branches(stored.key, await _checked(store, stored))
-
-
-async def _checked(store: Store, item: ObjectDigest) -> bytes:
-    data = await store.get(item.key)
-    if data is None:
-        raise RecordCorrupt(item.key, "it is missing, but a seal lists it")
-    if digest_of(item.key, data) != item:
-        raise RecordCorrupt(item.key, f"its SHA-256 or size differs from the seal ({item.sha256[:12]}…)")
-    return data
+    return [] if stored is None else decode_branches(stored.key, await checked_object(store, stored))
 
 
 async def open_run(store: Store, name: str) -> RunReader:

@@ -67,7 +67,15 @@ async def open_served_model(start: Start, name: str, api: ModelServerApi) -> Ser
     def connect(url: str) -> InferenceClient:
         # Calls have no individual time limit: ServedModel decides when to give up a call.
         called = adapter or served
-        return InferenceClient(f"{url}/v1", called, headers={}, key_origin="", call_seconds=math.inf, engine=engine)
+        return InferenceClient(
+            f"{url}/v1",
+            called,
+            headers={},
+            key_origin="",
+            call_seconds=math.inf,
+            engine=engine,
+            experts=None if model is None else model.routed_experts,
+        )
 
     return ServedModel(
         adapter or served,

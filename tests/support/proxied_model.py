@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agent_runtime.models.base import ModelReply, ModelRequest
+from agent_runtime.recording.attempt_folder import digest_of
 from agent_runtime.recording.epoch_log import Superseded
-from rollout_api.records import Record, ResponseRecord, Usage
+from rollout_api.records import ObjectDigest, Record, ResponseRecord, Usage
 
 
 @dataclass
@@ -77,3 +78,7 @@ class MemoryJournal:
         if self.failures and any(isinstance(record, ResponseRecord) for record in records):
             raise self.failures.pop(0)
         self.records += records
+
+    async def store(self, name: str, data: bytes) -> ObjectDigest:
+        """See `SessionJournal.store`."""
+        return digest_of(name, data)

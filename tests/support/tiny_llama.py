@@ -1,5 +1,5 @@
 """`PYTHON -m tests.support.tiny_llama FOLDER VERSION`: a Llama of 0.2 million parameters, as vLLM loads it from
-FOLDER/VERSION, and a LoRA adapter of it, FOLDER/adapter-VERSION.
+FOLDER/VERSION, a LoRA adapter of it, FOLDER/adapter-VERSION, and a mixture of experts (Qwen3-MoE), FOLDER/experts-VERSION.
 
 Its weights are random, from the version as seed: two versions sample other tokens. Its tokenizer and its chat template are
 those of the stand-in (`vllm_server`), so that both servers are expected to render the same ids. Run it with the Python of
@@ -10,13 +10,14 @@ import json
 import sys
 from pathlib import Path
 
+from tests.support.vllm_server.experts import EXPERTS, LAYERS, TOP_K
 from tests.support.vllm_server.reasoning_parser import CLOSE, OPEN
 from tests.support.vllm_server.template import GENERATION_PROMPT, TOOLS_FORM, TOOLS_INTRODUCTION
 from tests.support.vllm_server.tokenizer import END_OF_TEXT, TURN_END, TURN_START, WORDS, tokenizer
 
 MAX_MODEL_LEN = 8192
 """Tokens."""
-WIDTH, INNER, LAYERS, HEADS = 64, 128, 2, 2
+WIDTH, INNER, HEADS = 64, 128, 2
 CHAT_TEMPLATE = (
     "{%- set found = namespace(messages=messages, system='') -%}"
     "{%- if tools -%}"
@@ -87,8 +88,8 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
 
-def write_model(folder: Path, version: int) -> None:
-    """Random weights, by the version, under the names that transformers gives them."""
+def write_model(folder: Path, version: int, *, experts: bool = False) -> None:
+    """Random weights, by the version, under the names that transformers gives them. `experts`: a mixture of experts."""
     import numpy
     from safetensors.numpy import save_file
 
@@ -97,6 +98,11 @@ def write_model(folder: Path, version: int) -> None:
 
     def weights(*shape: int, scale: float = 0.02) -> numpy.ndarray:
         return random.normal(0, scale, shape).astype(numpy.float32)
+
+    def add_mlp(prefix: str) -> None:
+        for part in ("gate", "up"):
+            tensors[f"{prefix}.{part}_proj.weight"] = weights(INNER, WIDTH)
+        tensors[f"{prefix}.down_proj.weight"] = weights(WIDTH, INNER)
 
     # Steep enough that two versions soon part.
     tensors = {
@@ -108,9 +114,15 @@ def write_model(folder: Path, version: int) -> None:
         prefix = f"model.layers.{layer}"
         for part in "qkvo":
             tensors[f"{prefix}.self_attn.{part}_proj.weight"] = weights(WIDTH, WIDTH)
-        for part in ("gate", "up"):
-            tensors[f"{prefix}.mlp.{part}_proj.weight"] = weights(INNER, WIDTH)
-        tensors[f"{prefix}.mlp.down_proj.weight"] = weights(WIDTH, INNER)
+        if experts:
+            for part in "qk":
+                tensors[f"{prefix}.self_attn.{part}_norm.weight"] = numpy.ones(WIDTH // HEADS, numpy.float32)
+            # So steep that no rounding changes the choice.
+            tensors[f"{prefix}.mlp.gate.weight"] = weights(EXPERTS, WIDTH, scale=1)
+            for expert in range(EXPERTS):
+                add_mlp(f"{prefix}.mlp.experts.{expert}")
+        else:
+            add_mlp(f"{prefix}.mlp")
         for part in ("input", "post_attention"):
             tensors[f"{prefix}.{part}_layernorm.weight"] = numpy.ones(WIDTH, numpy.float32)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -134,6 +146,17 @@ def write_model(folder: Path, version: int) -> None:
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
     }
+    if experts:
+        config |= {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "moe_intermediate_size": INNER,
+            "num_experts": EXPERTS,
+            "num_experts_per_tok": TOP_K,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
@@ -172,13 +195,15 @@ def _spelled_bytes() -> list[str]:
 
 def main() -> None:
     root, version = Path(sys.argv[1]), int(sys.argv[2])
-    folder, adapter = root / str(version), root / f"adapter-{version}"
-    for made in (folder, adapter):
+    folder, adapter, mixture = root / str(version), root / f"adapter-{version}", root / f"experts-{version}"
+    for made in (folder, adapter, mixture):
         made.mkdir(parents=True, exist_ok=True)
         # The stand-in reads this file instead of weights.
         (made / "version.json").write_text(json.dumps({"version": version}))
     write_tokenizer(folder)
     write_model(folder, version)
+    write_tokenizer(mixture)
+    write_model(mixture, version, experts=True)
     write_adapter(adapter, version)
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 _BOTH = (
@@ -44,6 +45,13 @@ def forward_pass(checkpoint: str, ids: list[list[int]]) -> list[list[float]]:
     """Return the log probability of each token after those before it, by transformers; 0 for the first of a sequence."""
     found: list[list[float]] = json.loads(_run("tests.support.forward_pass", checkpoint, text=json.dumps(ids)))
     return found
+
+
+def router_logits(checkpoint: str, ids: list[int]) -> list[list[list[float]]]:
+    """Return what the router of each layer gives to each expert for each token, by transformers."""
+    found: list[Any] = json.loads(_run("tests.support.forward_pass", checkpoint, "router", text=json.dumps([ids])))
+    logits: list[list[list[float]]] = found[0]
+    return logits
 
 
 def _run(module: str, *arguments: str, text: str = "") -> str:

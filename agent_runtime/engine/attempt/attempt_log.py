@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from agent_runtime.models.base import ModelReply, ToolCall
+from agent_runtime.models.routed_experts import AnswerExperts
 from agent_runtime.models.token_history import TokenHistory, common_length
-from agent_runtime.proxy.session import SessionJournal
+from agent_runtime.proxy.session import SessionJournal, stored_experts
 from agent_runtime.tools.base import shortened
 from agent_runtime.wall_clock import unix_time
 from rollout_api.nesting import as_recorded
@@ -19,6 +20,7 @@ from rollout_api.records import (
     Observation,
     ObservationsRecord,
     Record,
+    RecordedExperts,
     ResponseRecord,
     ReturnRecord,
     StepRecord,
@@ -83,6 +85,10 @@ class AttemptLog:
         """Write these records after the unwritten ones. They are durable when this returns."""
         self.records += records
         await self._journal.append([*self.take_unwritten(), *records])
+
+    async def store_experts(self, turn: int, experts: AnswerExperts | None) -> RecordedExperts | None:
+        """Store the routed experts of an answer, and return what its record has of them."""
+        return await stored_experts(self._journal, turn, experts)
 
     def begin_write(self) -> "asyncio.Future[None] | None":
         """Begin to write the unwritten records; they are durable when the future is done. None if there are none."""

@@ -157,7 +157,7 @@ class ModelCalls:
             turn=turn,
             group=self._assignment.model_group,
             max_tokens=most if most is None or left is None else min(most, left),
-            prefix=TokenPrefix(tokens.messages, tokens.ids) if tokens.messages else None,
+            prefix=TokenPrefix(tokens.messages, tokens.ids, tokens.experts) if tokens.messages else None,
             health=health,
             call_id=f"{self._session}-{turn}",
         )

@@ -525,8 +525,14 @@ class Turns:
                 await self._clock.untimed(writing)
         # The agent gets the same text as in a replay.
         reply = replace(reply, message=as_recorded(reply.message))
+        experts = await self._clock.untimed(self._log.store_experts(self.turn, reply.routed_experts))
         response = answer_record(
-            reply, turn=self.turn, seconds=seconds, known=conversation.tokens.ids, agent_seconds=self.agent_seconds
+            reply,
+            turn=self.turn,
+            seconds=seconds,
+            known=conversation.tokens.ids,
+            agent_seconds=self.agent_seconds,
+            experts=experts,
         )
         await self._clock.untimed(self._log.write(response))
         if self.turn and (self.turn % ACKNOWLEDGE_EVERY == 0 or self._unacknowledged >= ACKNOWLEDGE_CALLS):

@@ -7,6 +7,7 @@ layers of the snapshot. Afterwards the source may change or be deleted.
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from agent_runtime.recording.job_record import JobRecord, task_list
 from agent_runtime.recording.layers import Layers
@@ -32,6 +33,8 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxOverrides
 from rollout_api.tasks import Task, TaskBranch
 
+UNCOPIED: Final[dict[str, object]] = {"logprobs": None, "routed_experts": None, "agent_seconds": None}
+"""Fields of an answer that its copy does not have."""
 NEEDS_SNAPSHOT = (
     "a task with services can only be branched at a turn with a snapshot of its own, because its tool calls cannot be run "
     "again: set sandbox.snapshotEveryTurns to 1 in the source"
@@ -329,7 +332,7 @@ def copied(records: Sequence[Record], turn: int, *, keeps_ids: bool) -> list[Rec
                     "prompt_keep": 0,
                     "policy_spans": [],
                 }
-            found.append(record.model_copy(update=changes | {"logprobs": None, "agent_seconds": None}))
+            found.append(record.model_copy(update=changes | UNCOPIED))
     return found
 
 

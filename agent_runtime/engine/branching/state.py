@@ -31,7 +31,15 @@ from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, prepare
 from agent_runtime.tools.base import Tool, ToolContext, dispatch
 from agent_runtime.wall_clock import unix_time
 from rollout_api.model import Sampling
-from rollout_api.records import BranchRecord, Layer, Observation, ObservationsRecord, Record, SnapshotRecord
+from rollout_api.records import (
+    BranchRecord,
+    Layer,
+    ObjectDigest,
+    Observation,
+    ObservationsRecord,
+    Record,
+    SnapshotRecord,
+)
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
 
@@ -168,6 +176,10 @@ async def _restore(workspace: Workspace, chain: Sequence[Layer], layers: Layers,
 class _NoJournal:
     async def append(self, records: Sequence[Record]) -> None:
         """Do nothing: everything is recorded already."""
+
+    async def store(self, name: str, data: bytes) -> ObjectDigest:
+        """Raise: no model is called, so nothing is stored."""
+        raise NotImplementedError(name)
 
 
 class Rerun:

@@ -210,6 +210,14 @@ class Program:
         unwritten, self._unwritten = self._unwritten, []
         return unwritten
 
+    async def store(self, name: str, data: bytes) -> ObjectDigest:
+        """See SessionJournal, and `append`."""
+        try:
+            return await self._clock.untimed(self._journal.store(name, data))
+        except Exception as error:
+            self._fail(error)
+            raise
+
     async def append(self, records: Sequence[Record]) -> None:
         """See SessionJournal. Time of the store does not count as the agent's; its errors end the attempt."""
         used = {"agent_seconds": self.agent_seconds}

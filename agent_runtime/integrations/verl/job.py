@@ -54,6 +54,11 @@ def rollout_job(config: Mapping[str, Any], kind: Kind) -> RolloutJob:
         for field in SAMPLED_BY_VERL
         if sampling.pop(field, None) is not None
     ]
+    model = custom.get("model") or {}
+    replays = config["actor_rollout_ref"]["rollout"].get("enable_rollout_routing_replay")
+    if replays and model and "routedExperts" not in model:
+        path = f"{CUSTOM}.model.routedExperts"
+        problems.append(Problem(path, "is needed for actor_rollout_ref.rollout.enable_rollout_routing_replay; add it"))
     agent = dict(custom.pop("agent", None) or {})
     if kind.system_prompt is not None:
         agent["systemPrompt"] = kind.system_prompt

@@ -41,12 +41,6 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
         make_trials(remote, os.environ)
         for warning in () if remote is None else not_honoured(remote):
             log.warning("%s", warning)
-        if self.rollout_config.get("enable_rollout_routing_replay", False):
-            raise ValueError(
-                "actor_rollout_ref.rollout.enable_rollout_routing_replay is not supported by RolloutManager: "
-                "routed experts "
-                "are not recorded; set it to false"
-            )
 
     @auto_await  # type: ignore[untyped-decorator]
     def generate_sequences(self, prompts: TensorDict | DataProto) -> Any:

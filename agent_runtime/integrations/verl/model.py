@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest, TokenPrefix
+from agent_runtime.models.routed_experts import AnswerExperts, joined, located, rows_of
+from agent_runtime.models.token_history import experts_from
 from rollout_api.records import Message, PolicySpan, Usage
 
 CALL_SECONDS = 1800
@@ -24,6 +26,8 @@ class TokenOutput(Protocol):
     log_probs: Sequence[float] | None
     stop_reason: str | None
     extra_fields: Mapping[str, Any]
+    routed_experts: Any
+    """A numpy array [tokens, layers, experts in each] of all tokens but the last, with `enable_rollout_routing_replay`."""
 
 
 Generate = Callable[..., Awaitable[TokenOutput]]
@@ -161,6 +165,7 @@ class LLMClientModel:
             completion_token_ids=ids,
             logprobs=[logprob for piece in pieces for logprob in piece.log_probs or []],
             policy_spans=_spans(pieces),
+            routed_experts=_experts(request, prompt, pieces),
         )
 
 
@@ -182,6 +187,27 @@ def _spans(pieces: Sequence[TokenOutput]) -> list[PolicySpan]:
         for piece, reported in zip(pieces, steps, strict=True)
         if piece.token_ids
     ]
+
+
+def _experts(request: ModelRequest, prompt: Sequence[int], pieces: Sequence[TokenOutput]) -> AnswerExperts | None:
+    """Return the routed experts of an answer. Those of a later piece begin with the last token of the earlier ones, which
+    they have not processed; the rest of it was processed again.
+    """
+    prefix, found, begin, end = request.prefix, list[AnswerExperts](), 0, len(prompt)
+    if prefix is not None:
+        begin = experts_from(prefix.experts, prefix.ids, prompt)
+    for piece in pieces:
+        end += len(piece.token_ids)
+        if piece.routed_experts is not None and begin < end - 1:
+            array = piece.routed_experts
+            try:
+                rows = rows_of(array.tobytes(), array.dtype.itemsize, array.shape)
+                part = located(rows, asked_from=begin, prompt=len(prompt), earlier=0, tokens=end)
+            except ValueError as error:
+                raise ModelError("BadResponse", f"verl's LLM server: routed experts: {error}") from None
+            found += [part] if part is not None else []
+        begin = end - 1
+    return joined(found)
 
 
 def _steps(extra_fields: Mapping[str, Any]) -> set[int]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+import numpy
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput  # type: ignore[import-not-found]
 
 from agent_runtime.integrations.verl.rollouts import Member
@@ -18,9 +19,21 @@ def outputs_of(member: Member, version: int) -> list[Any]:
     return [_output(result, sample, result.reward, version, member.tool_rewards) for sample in member.samples]
 
 
-def placeholder(result: Result, prompt_ids: Sequence[int], end_id: int, reward: float | None, version: int) -> Any:
-    """Return a row without training data: a single token, with mask 0."""
-    return _output(result, Sample(list(prompt_ids), [end_id], [0], [0.0], None, None), reward, version)
+def placeholder(
+    result: Result,
+    prompt_ids: Sequence[int],
+    end_id: int,
+    reward: float | None,
+    version: int,
+    experts: tuple[int, int] | None = None,
+) -> Any:
+    """Return a row without training data: a single token, with mask 0. `experts`: layers and experts in each, if other rows
+    have routed experts.
+    """
+    output = _output(result, Sample(list(prompt_ids), [end_id], [0], [0.0], None, None), reward, version)
+    if experts is not None:
+        output.routed_experts = numpy.zeros((len(prompt_ids) + 1, *experts), numpy.int16)
+    return output
 
 
 def _output(
@@ -31,6 +44,7 @@ def _output(
         response_ids=sample.response_ids,
         response_mask=sample.response_mask,
         response_logprobs=sample.logprobs,
+        routed_experts=_experts(sample),
         reward_score=reward,
         # verl counts each answer, and the message before it.
         num_turns=2 * result.turns,
@@ -44,6 +58,14 @@ def _output(
             "reward_extra_info": {},
         },
     )
+
+
+def _experts(sample: Sample) -> Any:
+    """Return an array [tokens, layers, experts in each] of prompt and response, in verl's type."""
+    if sample.experts is None:
+        return None
+    tokens = len(sample.prompt_ids) + len(sample.response_ids)
+    return sample.experts.to_numpy()[:tokens].astype(numpy.int16)
 
 
 def _metrics(result: Result) -> Any:
@@ -75,6 +97,8 @@ async def outputs_by_row(
     deviation, which no reward of a single row avoids.
     """
     outputs: list[Any] = [None] * len(rows)
+    arrays = (sample.experts for members in played for member in members for sample in member.samples)
+    experts = next((array.shape[1:] for array in arrays if array is not None), None)
 
     async def place(row: int, output: Any, branches: int, *, lost: bool) -> None:
         output.extra_fields |= {"branches": branches, "lost": lost}
@@ -82,7 +106,8 @@ async def outputs_by_row(
         outputs[row] = await worker._agent_loop_postprocess(output, validate, **columns)
 
     def nothing(row: int, member: Member, reward: float | None) -> Any:
-        return placeholder(member.result, worker.prompt_ids(rows[row]), worker.tokenizer.eos_token_id, reward, version)
+        end_id = worker.tokenizer.eos_token_id
+        return placeholder(member.result, worker.prompt_ids(rows[row]), end_id, reward, version, experts)
 
     lost = []
     for group, members in zip(groups, played, strict=True):

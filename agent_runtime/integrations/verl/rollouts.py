@@ -13,7 +13,8 @@ from agent_runtime.integrations.verl.job import Kind, rollout_job
 from agent_runtime.integrations.verl.rows import Row
 from agent_runtime.integrations.verl.samples import Sample, samples_of
 from agent_runtime.models.base import Model
-from agent_runtime.recording.branches import token_branches
+from agent_runtime.recording.branches import Branch, token_branches
+from agent_runtime.recording.expert_arrays import ExpertArray
 from agent_runtime.sandboxes.base import SandboxProvider
 from rollout_api.records import ObservationsRecord, Outcome, Record, Result
 from rollout_api.rollout_job import RolloutJob
@@ -85,7 +86,8 @@ class Rollouts:
         if result.outcome is not Outcome.COMPLETED:
             return Member(result, [], [])
         records = await job.records(result)
-        return Member(result, samples_of(token_branches(records), *self._lengths), _tool_rewards(records))
+        branches = [(branch, await job.routed_experts(branch)) for branch in token_branches(records)]
+        return Member(result, samples_of(branches, *self._lengths), _tool_rewards(records))
 
 
 class _OpenJob:
@@ -119,6 +121,9 @@ class _OpenJob:
 
     async def records(self, result: Result) -> list[Record]:
         return await self._session.records(result)
+
+    async def routed_experts(self, branch: Branch) -> ExpertArray | None:
+        return await self._session.routed_experts(branch)
 
     async def close(self) -> None:
         self._collecting.cancel()

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from agent_runtime.recording.branches import Branch
+from agent_runtime.recording.expert_arrays import ExpertArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +22,27 @@ class Sample:
     min_version: int | None
     """Oldest policy that sampled one of its tokens; None if no token has a version."""
     max_version: int | None
+    experts: ExpertArray | None = None
+    """Of the prompt and the response, and maybe of tokens after them; None if they are not recorded."""
 
 
-def samples_of(branches: Sequence[Branch], prompt_length: int, response_length: int) -> list[Sample]:
-    """Return the branches with training data, in order.
+def samples_of(
+    branches: Sequence[tuple[Branch, ExpertArray | None]], prompt_length: int, response_length: int
+) -> list[Sample]:
+    """Return the branches with training data, in order, each with its routed experts.
 
     The prompt is everything before the first sampled token, up to `prompt_length`. The rest of a longer prompt is at
-    the beginning of the response, with mask 0. A response ends at `response_length`, as in verl's own agent loops.
+    the beginning of the response, with mask 0. A response ends at `response_length`, as in verl's own agent loops. If
+    experts are recorded, it also ends after the first token without them, because verl would replay expert 0.
     """
     samples = []
-    for branch in branches:
+    for branch, experts in branches:
         if branch.logprobs is None or 1 not in branch.mask:
             continue
         start = min(branch.mask.index(1), prompt_length)
         end = start + response_length
+        if experts is not None:
+            end = min(end, 1 + next((last for first, last in experts.reported if first == 0), 0))
         mask = branch.mask[start:end]
         if 1 not in mask:
             continue
@@ -47,6 +55,7 @@ def samples_of(branches: Sequence[Branch], prompt_length: int, response_length: 
                 logprobs=branch.logprobs[start:end],
                 min_version=min(versions, default=None),
                 max_version=max(versions, default=None),
+                experts=experts,
             )
         )
     return samples

@@ -13,9 +13,11 @@ from typing import Any
 from agent_runtime.models.base import ModelConfigError, ModelReply, is_given_up
 from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.refusals import final_refusal
+from agent_runtime.models.routed_experts import ExpertRows, parse_flat
 from agent_runtime.models.sglang.supported_fields import GRAMMARS, TEMPLATE, sampling_params, without_effect
 from agent_runtime.models.token_exact.answer_text import Stops
 from agent_runtime.models.token_exact.routes import Chunk, Progress, Rendered, TokenRoutes
+from rollout_api.model import RoutedExperts
 
 DEFAULT_COMPLETION_TOKENS = 16
 """/v1/completions' own default (entrypoints/openai/protocol.py:365)."""
@@ -40,8 +42,8 @@ class SglangRoutes(TokenRoutes):
     SERVER = "SGLang"
     GENERATE = "/generate"
 
-    def __init__(self, client: JsonClient, name: str) -> None:
-        super().__init__(client, name)
+    def __init__(self, client: JsonClient, name: str, experts: RoutedExperts | None = None) -> None:
+        super().__init__(client, name, experts)
         self._parsers: Parsers | None = None
 
     async def render(self, body: Mapping[str, Any], options: CallOptions) -> Rendered:
@@ -154,6 +156,10 @@ class SglangRoutes(TokenRoutes):
             "stream": True,
         }
 
+    def _asking_experts(self, body: Mapping[str, Any], first: int) -> dict[str, Any]:
+        self._top_k()
+        return {**body, "return_routed_experts": True, "routed_experts_start_len": first}
+
     def _chunk(self, event: Any, progress: Progress, before: int) -> Chunk:
         said = event["meta_info"]
         ids, count, received = list(event["output_ids"]), int(said["completion_tokens"]), len(progress.ids) - before
@@ -170,7 +176,24 @@ class SglangRoutes(TokenRoutes):
                 # _handle_abort_req), so the ids that did not arrive before are unknown.
                 return Chunk(finish_reason=finish, cached_tokens=cached)
             raise self._bad(self.GENERATE, "output_ids", f"{new} new ids (completion_tokens {count})", ids)
-        return Chunk(ids, logprobs[max(0, len(logprobs) - new) :], finish, cached, said.get("weight_versions"))
+        return Chunk(
+            ids,
+            logprobs[max(0, len(logprobs) - new) :],
+            finish,
+            cached,
+            said.get("weight_versions"),
+            said.get("routed_experts"),
+        )
+
+    def _rows(self, reported: Any, tokens: int) -> ExpertRows:
+        return parse_flat(reported, self._top_k(), tokens)
+
+    def _top_k(self) -> int:
+        if self._experts is None or self._experts.top_k is None:
+            raise ModelConfigError(
+                "NoRoutedExperts", "SGLang does not report how many experts a token has; set model.routedExperts.topK"
+            )
+        return self._experts.top_k
 
     async def _max_model_len(self, options: CallOptions) -> int | None:
         # The first is the model itself. Its name becomes the folder of the weights that were loaded last

@@ -11,11 +11,13 @@ from typing import Any, Final
 
 from agent_runtime.models.answers import check_tokens
 from agent_runtime.models.base import RATE_LIMITED, ContextExceeded, ModelError, ModelReply, is_given_up
-from agent_runtime.models.http_client import CallOptions, JsonClient, StreamBroken
+from agent_runtime.models.http_client import ANSWER_BYTES, EVENT_BYTES, CallOptions, JsonClient, StreamBroken
 from agent_runtime.models.refusals import final_refusal
+from agent_runtime.models.routed_experts import AnswerExperts, ExpertRows, located
 from agent_runtime.models.token_exact.answer_text import Stops
 from agent_runtime.models.token_exact.prefix import end_of_turn, find_seam, have_same_text
 from agent_runtime.models.token_exact.weight_versions import extended, reported_spans
+from rollout_api.model import RoutedExperts
 from rollout_api.records import Message, PolicySpan
 
 PROBE: Message = {"role": "user", "content": "Say ok."}
@@ -26,6 +28,8 @@ PASSING: Final = frozenset({"Interrupted", "NotReady", "OtherPolicy", "Timeout",
 """Reasons of failures in which a server that has the routes may fail too."""
 ANSWERS = ("ok", "no")
 """Two answers without a common token, for any tokenizer."""
+ADVICE: Final = "serve a mixture-of-experts model, and start the server with --enable-return-routed-experts"
+"""For a server without routed experts."""
 _EXPECTED: Final = ("choices", "token ids and logprobs of one choice")
 """What an event of a stream must have."""
 
@@ -44,6 +48,10 @@ class Progress:
     """Policy version of each id, if known: the server reports versions at the end of its output."""
     finish_reason: str | None = None
     """Why sampling has ended; such an answer is never continued."""
+    experts_from: int = 0
+    """Position of the first token whose routed experts are to be reported."""
+    experts: AnswerExperts | None = None
+    """Reported with the last token."""
     has_grammar: bool = False
     """Whether the tokens follow a grammar. Another request would restart the grammar, so it cannot continue these
     tokens.
@@ -58,7 +66,7 @@ class Progress:
         """Keep only the first tokens; drop everything that describes the whole answer."""
         if len(self.ids) > tokens:
             del self.ids[tokens:], self.logprobs[tokens:]
-            self.policy_spans, self.finish_reason = [], None
+            self.policy_spans, self.finish_reason, self.experts = [], None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,8 @@ class Chunk:
     cached_tokens: int = 0
     weight_versions: Any = None
     """As the server reports them; see `weight_versions.py`."""
+    experts: Any = None
+    """Routed experts at the end of an answer, as the server reports them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +131,10 @@ class TokenRoutes:
     GENERATE: str
     """Path of the route that samples."""
 
-    def __init__(self, client: JsonClient, name: str) -> None:
+    def __init__(self, client: JsonClient, name: str, experts: RoutedExperts | None = None) -> None:
         self._client, self._name = client, name
+        self._experts = experts
+        """None: routed experts are not recorded."""
         self._facts: ModelFacts | None = None
         self._learning = asyncio.Lock()
 
@@ -164,6 +176,14 @@ class TokenRoutes:
         self, rendered: Rendered, ids: Sequence[int], limit: int | None, least: int, fields: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the body of a streamed request for at most `limit` and at least `least` tokens after `ids`."""
+        raise NotImplementedError
+
+    def _asking_experts(self, body: Mapping[str, Any], first: int) -> dict[str, Any]:
+        """Return that body, which also asks for the experts of the tokens from position `first` on."""
+        raise NotImplementedError
+
+    def _rows(self, reported: Any, tokens: int) -> ExpertRows:
+        """Return the routed experts of so many tokens, as reported. May raise ValueError."""
         raise NotImplementedError
 
     def _chunk(self, event: Any, progress: Progress, before: int) -> Chunk:
@@ -215,9 +235,13 @@ class TokenRoutes:
         rest = None if limit is None else limit - before
         least = max(0, rendered.min_tokens - before)
         body = self._generation(rendered, [*prompt, *progress.ids], rest, least, fields or {})
+        if self._experts is not None:
+            body = self._asking_experts(body, progress.experts_from)
         ending = Ending()
-        # Some servers repeat all ids in each event, so the whole stream has no limit.
-        async with self._client.stream(self.GENERATE, body, options, is_limited=False) as events:
+        # Some servers repeat all ids in each event, so the whole stream has no limit. The experts of a long prompt come in
+        # one event.
+        longest = EVENT_BYTES if self._experts is None else ANSWER_BYTES
+        async with self._client.stream(self.GENERATE, body, options, is_limited=False, event_bytes=longest) as events:
             async for event in events:
                 chunk = self._read(event, progress, before)
                 ending = Ending(
@@ -232,11 +256,17 @@ class TokenRoutes:
                     progress.policy_spans = self._spans(progress, before, chunk.weight_versions)
                 if ending.finish_reason and not is_given_up(ending.finish_reason):
                     progress.finish_reason = ending.finish_reason
+                    if self._experts is not None and chunk.experts is not None:
+                        progress.experts = self._located(chunk.experts, progress, before)
                 if chunk.ids:
                     on_tokens(len(chunk.ids))
         if progress.finish_reason is None:
             raise StreamBroken(
                 f"{self._client.base_url} aborted an answer (finish reason {ending.finish_reason or None})"
+            )
+        if self._experts is not None and progress.experts is None:
+            raise ModelError(
+                "NoRoutedExperts", f"{self._client.base_url} gave an answer without routed experts; {ADVICE}"
             )
         return ending
 
@@ -339,6 +369,20 @@ class TokenRoutes:
             where = f"{self._client.base_url}{self.GENERATE}"
             raise ModelError("BadResponse", f"{where}: weight_versions: {error}") from None
         return extended(progress.policy_spans, before, spans)
+
+    def _located(self, reported: Any, progress: Progress, before: int) -> AnswerExperts | None:
+        prompt, top_k = len(progress.prompt_ids or []), self._experts and self._experts.top_k
+        tokens = prompt + len(progress.ids)
+        try:
+            rows = self._rows(reported, tokens - 1 - progress.experts_from)
+            if top_k not in (None, rows.top_k):
+                raise ValueError(
+                    f"model.routedExperts.topK is {top_k}, but the server reports {rows.top_k} for each layer"
+                )
+            return located(rows, asked_from=progress.experts_from, prompt=prompt, earlier=before, tokens=tokens)
+        except (TypeError, ValueError) as error:
+            where = f"{self._client.base_url}{self.GENERATE}"
+            raise ModelError("BadResponse", f"{where}: routed experts: {error}") from None
 
     def _bad(self, path: str, what: str, expected: str, got: Any) -> ModelError:
         return ModelError(

@@ -14,6 +14,7 @@ from agent_runtime.models.retries import retry_delay
 from agent_runtime.models.token_exact.answer_text import PartialAnswers, Stops, TextStream, cut_at_stop
 from agent_runtime.models.token_exact.routes import Ending, Progress, Rendered, TokenRoutes
 from agent_runtime.models.token_exact.weight_versions import extended
+from agent_runtime.models.token_history import experts_from
 from rollout_api.records import Usage
 
 
@@ -89,6 +90,8 @@ class TokenTurn:
         progress.has_grammar = self._rendered.has_grammar
         if progress.prompt_ids is None:
             progress.prompt_ids = await self._form.prompt(self._routes, self._rendered, self._options)
+            if (prefix := self._request.prefix) is not None:
+                progress.experts_from = experts_from(prefix.experts, prefix.ids, progress.prompt_ids)
         self._request.health.on_prompt(len(progress.prompt_ids))
         if self._request.on_text is not None:
             held_back = () if self._stops.kept else self._stops.strings
@@ -162,6 +165,7 @@ class TokenTurn:
             logprobs=list(progress.logprobs),
             policy_spans=extended(progress.policy_spans, len(progress.ids)),
             stop_sequence=stop,
+            routed_experts=progress.experts,
         )
 
     async def _read(self, prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions) -> ModelReply:

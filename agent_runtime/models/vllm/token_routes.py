@@ -10,6 +10,7 @@ from agent_runtime.models.base import ContextExceeded, ModelReply
 from agent_runtime.models.chat_parts import first_choice
 from agent_runtime.models.http_client import CallOptions
 from agent_runtime.models.providers.openai_endpoint import parse_completion
+from agent_runtime.models.routed_experts import ExpertRows, parse_npy
 from agent_runtime.models.token_exact.answer_text import Stops
 from agent_runtime.models.token_exact.routes import Chunk, Progress, Rendered, TokenRoutes
 from agent_runtime.models.vllm.supported_fields import without_effect
@@ -115,6 +116,9 @@ class VllmRoutes(TokenRoutes):
             "stream_options": {"include_usage": True},
         }
 
+    def _asking_experts(self, body: Mapping[str, Any], first: int) -> dict[str, Any]:
+        return {**body, "sampling_params": {**body["sampling_params"], "routed_experts_prompt_start": first}}
+
     def _chunk(self, event: Any, progress: Progress, before: int) -> Chunk:
         usage = event.get("usage") or {}
         cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
@@ -123,7 +127,17 @@ class VllmRoutes(TokenRoutes):
         ids = list(choice.get("token_ids") or [])
         content = (choice.get("logprobs") or {}).get("content") or []
         logprobs = [float(entry["logprob"]) for entry in content]
-        return Chunk(ids, logprobs, choice.get("finish_reason") or "", cached, choice.get("weight_versions"))
+        return Chunk(
+            ids,
+            logprobs,
+            choice.get("finish_reason") or "",
+            cached,
+            choice.get("weight_versions"),
+            choice.get("routed_experts"),
+        )
+
+    def _rows(self, reported: Any, tokens: int) -> ExpertRows:
+        return parse_npy(reported)
 
     async def _max_model_len(self, options: CallOptions) -> int | None:
         # Only the entry of the base model has the length; `self._name` may be one of its adapters.

@@ -146,6 +146,10 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         "exactly one of inline, from, stream, environments, branch",
     ),
     "no task source": (lambda spec: spec.update(tasks={}), "exactly one of inline, from, stream, envi"),
+    "routed experts of a scripted model": (
+        lambda spec: spec["model"].update(routedExperts={}),
+        "routedExperts is allowed only with server, serverRef",
+    ),
     "two models": (lambda spec: spec["model"].update(serverRef="x"), "exactly one of endpoint, serverRef"),
     "no model": (lambda spec: spec.pop("model"), "model is needed for this agent"),
     "too many to complete": (

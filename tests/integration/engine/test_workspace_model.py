@@ -16,12 +16,12 @@ from agent_runtime.engine.program.program import WorkspaceModel, serve_model
 from agent_runtime.models.base import Model
 from agent_runtime.models.inference_client import InferenceClient
 from agent_runtime.proxy.limits import Limits
-from agent_runtime.recording.attempt_folder import AttemptFolder
+from agent_runtime.recording.attempt_folder import AttemptFolder, digest_of
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import CommandResult, Fence, Workspace, WorkspaceSpec
 from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.model import Sampling
-from rollout_api.records import Record, ResponseRecord
+from rollout_api.records import ObjectDigest, Record, ResponseRecord
 from rollout_api.sandbox import SandboxTemplate
 from tests.support.full import MODES_ONCE
 from tests.support.speller import Speller
@@ -141,6 +141,10 @@ class ListJournal:
     async def append(self, records: Sequence[Record]) -> None:
         """See SessionJournal."""
         self.records += records
+
+    async def store(self, name: str, data: bytes) -> ObjectDigest:
+        """See SessionJournal."""
+        return digest_of(name, data)
 
 
 @asynccontextmanager

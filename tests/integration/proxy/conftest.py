@@ -17,6 +17,7 @@ from agent_runtime.proxy import handler
 from agent_runtime.proxy.ownership import SessionStore
 from agent_runtime.proxy.serve import standalone_proxy
 from agent_runtime.recording.store import Store
+from rollout_api.model import RoutedExperts
 from rollout_api.records import Record
 from tests.support.package_servers import Servers, package_servers
 from tests.support.proxied_model import TokenModel
@@ -100,9 +101,11 @@ async def engine() -> AsyncIterator[VllmStandIn]:
 
 
 @contextlib.asynccontextmanager
-async def opened_vllm(engine: VllmStandIn) -> AsyncIterator[InferenceClient]:
+async def opened_vllm(engine: VllmStandIn, experts: RoutedExperts | None = None) -> AsyncIterator[InferenceClient]:
     """Open the stand-in as a model, check it, and forget the requests of that check."""
-    vllm = InferenceClient(f"{engine.url}/v1", engine.model, headers={}, key_origin="nowhere", call_seconds=60)
+    vllm = InferenceClient(
+        f"{engine.url}/v1", engine.model, headers={}, key_origin="nowhere", call_seconds=60, experts=experts
+    )
     await vllm.check()
     engine.served.clear()
     try:

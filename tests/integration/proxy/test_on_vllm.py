@@ -8,10 +8,14 @@ import openai
 import pytest
 
 from agent_runtime.recording.branches import token_branches
+from agent_runtime.recording.expert_arrays import read_experts
 from agent_runtime.recording.messages import linear
+from agent_runtime.recording.store import Store
+from rollout_api.model import RoutedExperts
 from rollout_api.records import ResponseRecord
 from tests.integration.proxy.conftest import Proxy, opened_vllm, proxy_over, until
 from tests.support.vllm_server import Answer, ToolCall, VllmStandIn, tokenizer
+from tests.support.vllm_server.experts import ROW_BYTES, experts_by
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello there."}]
 PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}}
@@ -148,6 +152,27 @@ async def test_an_agent_on_responses_is_recorded_to_the_token(
         ]
     assert answer.output_text == "All done here."
     await assert_exact(vllm_proxy, "s", engine)
+
+
+async def test_calls_of_a_client_are_recorded_with_their_routed_experts(tmp_path: Path) -> None:
+    async with (
+        VllmStandIn(script={"s": ["One.", "Two.", "Three."]}, routed_experts=True) as engine,
+        opened_vllm(engine, RoutedExperts()) as vllm,
+        proxy_over(vllm, tmp_path) as proxy,
+    ):
+        client = await proxy.openai("s")
+        messages: list[Any] = list(HELLO)
+        for _ in range(3):
+            answer = (await client.chat.completions.create(model="policy", messages=messages)).choices[0].message
+            messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": "Go on."}]
+        [branch] = token_branches(linear(await proxy.records("s")))
+        found = await read_experts(Store.open(str(tmp_path), {}), branch)
+        firsts = [request.sampling["routed_experts_prompt_start"] for request in engine.served]
+        ends = [len(request.prompt_ids) + len(request.ids) - 1 for request in engine.served]
+    assert found is not None
+    assert found.reported == [(0, len(branch.token_ids) - 1)]
+    assert found.data == experts_by(0, branch.token_ids[:-1]) + bytes(ROW_BYTES)
+    assert firsts == [0, *ends[:-1]], "each call asks only for tokens that the earlier ones did not report"
 
 
 async def test_stop_sequence_of_an_answer_is_reported_and_its_ids_are_kept(

@@ -40,6 +40,7 @@ class Output:
     log_probs: Sequence[float] | None
     stop_reason: str | None = "completed"
     extra_fields: Mapping[str, Any] = field(default_factory=lambda: {"global_steps": 1})
+    routed_experts: Any = None
 
 
 class Letters:

@@ -6,7 +6,8 @@ The tests of calls and of policy updates are those of vLLM (`tests/integration/v
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from tests.integration.vllm.conftest import (  # noqa: F401 two are fixtures
     MODEL,
     REPOSITORY,
     TOKENS_PER_SECOND,
+    WITHOUT_GPU,
     InferenceServer,
     model,
     recorder,
@@ -79,10 +81,25 @@ def sglang_python() -> Path:
     return Path(done.stdout.strip())
 
 
-@pytest.fixture(scope="session", params=["stand-in", pytest.param("SGLang", marks=pytest.mark.full)])
+BOTH = ["stand-in", pytest.param("SGLang", marks=pytest.mark.full)]
+"""Both servers, as parameters of a fixture."""
+
+
+@pytest.fixture(scope="session", params=BOTH)
 def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangServer]:
+    with started_with((), request, tmp_path_factory) as server:
+        yield server
+
+
+@contextmanager
+def started_with(
+    flags: Sequence[str], request: pytest.FixtureRequest, folders: pytest.TempPathFactory, *, experts: bool = False
+) -> Iterator[SglangServer]:
+    """Start SGLang or its stand-in, as the fixture's parameter says, with further flags. `experts`: with a mixture of
+    experts, and what SGLang needs to report them without a GPU.
+    """
     real = request.param == "SGLang"
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = folders.mktemp(request.param)
     if real:
         python: Path = request.getfixturevalue("sglang_python")
         for version in range(3):
@@ -91,13 +108,15 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         program = [str(python), "-m", "sglang.launch_server"]
     else:
         for version in range(3):
-            (folder / str(version)).mkdir()
-            (folder / str(version) / "version.json").write_text(json.dumps({"version": version}))
+            for weights in (folder / str(version), folder / f"adapter-{version}", folder / f"experts-{version}"):
+                weights.mkdir()
+                (weights / "version.json").write_text(json.dumps({"version": version}))
         program = [sys.executable, "-m", "tests.support.sglang_server"]
     port = free_port()
-    server = SglangServer(real, f"http://127.0.0.1:{port}", folder, SGLANG, log=folder / "log")
-    command = [*program, "--model-path", server.checkpoint(0), *FLAGS, "--port", str(port)]
-    with serving(server, command, ENVIRONMENT):
+    server = SglangServer(real, f"http://127.0.0.1:{port}", folder, SGLANG, log=folder / "log", experts=experts)
+    command = [*program, "--model-path", server.checkpoint(0), *FLAGS, *flags, "--port", str(port)]
+    environment = ENVIRONMENT | ({"PYTHONPATH": str(WITHOUT_GPU)} if real and experts else {})
+    with serving(server, command, environment):
         yield server
 
 

@@ -18,12 +18,14 @@ import pytest
 from agent_runtime.models.inference_client import InferenceClient
 from rollout_api.inference.description import Description, Request
 from rollout_api.inference.vllm import VLLM
+from rollout_api.model import RoutedExperts
 from tests.integration.vllm.recorder import Recorder
 from tests.support.ports import free_port
 from tests.support.tiny_llama import MAX_MODEL_LEN
 from tests.support.vllm_environment import installed_vllm_python, write_tiny_llama
 
 REPOSITORY = Path(__file__).parents[3]
+WITHOUT_GPU = REPOSITORY / "tests/support/without_gpu"
 MODEL = "policy"
 MAX_NUM_SEQS = 8
 """A small number, so that requests wait and priorities have an effect."""
@@ -66,6 +68,8 @@ class InferenceServer:
     first_label: Any = None
     """Name of its weights before one was set."""
     log: Path = Path(os.devnull)
+    experts: bool = False
+    """Whether its model is a mixture of experts."""
     running_metric: ClassVar = "vllm:num_requests_running"
 
     @property
@@ -74,7 +78,7 @@ class InferenceServer:
         return 1500
 
     def checkpoint(self, version: int) -> str:
-        return str(self.checkpoints / str(version))
+        return str(self.checkpoints / (f"experts-{version}" if self.experts else str(version)))
 
     def adapter(self, version: int) -> str:
         return str(self.checkpoints / f"adapter-{version}")
@@ -192,9 +196,16 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @contextmanager
 def started_with(
-    flags: Sequence[str], kind: str, folders: pytest.TempPathFactory, standin_arguments: str = ""
+    flags: Sequence[str],
+    kind: str,
+    folders: pytest.TempPathFactory,
+    standin_arguments: str = "",
+    *,
+    experts: bool = False,
 ) -> Iterator[InferenceServer]:
-    """Start vLLM or its stand-in with these flags, and `standin_arguments`, which vLLM does not have."""
+    """Start vLLM or its stand-in with these flags, and `standin_arguments`, which vLLM does not have. `experts`: with a
+    mixture of experts, and what vLLM needs to report them without a GPU.
+    """
     real = kind == "vLLM"
     folder = folders.mktemp(kind)
     if real:
@@ -203,13 +214,15 @@ def started_with(
         program = [str(installed_vllm_python().parent / "vllm"), "serve"]
     else:
         for version in range(3):
-            for weights in (folder / str(version), folder / f"adapter-{version}"):
+            for weights in (folder / str(version), folder / f"adapter-{version}", folder / f"experts-{version}"):
                 weights.mkdir()
                 (weights / "version.json").write_text(json.dumps({"version": version}))
         program = [sys.executable, "-m", "tests.support.vllm_server", "serve"]
     port = free_port()
-    server = InferenceServer(real, f"http://127.0.0.1:{port}", folder, log=folder / "log")
+    server = InferenceServer(real, f"http://127.0.0.1:{port}", folder, log=folder / "log", experts=experts)
     environment = ENVIRONMENT | {"STANDIN_ARGS": f"{ENVIRONMENT['STANDIN_ARGS']} {standin_arguments}"}
+    if real and experts:
+        environment |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "PYTHONPATH": str(WITHOUT_GPU)}
     with serving(server, [*program, server.checkpoint(0), *flags, "--port", str(port)], environment):
         # The first answer of an engine may take longer than a client waits.
         first = server.post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 2}, seconds=START_SECONDS)
@@ -266,9 +279,10 @@ async def model(recorder: Recorder) -> AsyncIterator[InferenceClient]:
 
 
 @asynccontextmanager
-async def client_of(url: str) -> AsyncIterator[InferenceClient]:
+async def client_of(url: str, experts: RoutedExperts | None = None) -> AsyncIterator[InferenceClient]:
     """Our own client of a server, checked."""
-    client = InferenceClient(f"{url}/v1", MODEL, headers={}, key_origin="", call_seconds=ASK_SECONDS)
+    settings: dict[str, Any] = {"headers": {}, "key_origin": "", "call_seconds": ASK_SECONDS}
+    client = InferenceClient(f"{url}/v1", MODEL, **settings, experts=experts)
     try:
         await client.check()
         yield client

@@ -1,6 +1,7 @@
 """Whole jobs on vLLM itself and on its stand-in: a trainer's data, compared with what the server read and sampled."""
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ MEMBERS = 2
 TOLERANCE = 1e-2
 
 
-def job(url: str, folder: Path, turns: int, **sampling: Any) -> RolloutJob:
+def job(url: str, folder: Path, turns: int, *, model: Mapping[str, Any] | None = None, **sampling: Any) -> RolloutJob:
     environment = {"id": "tests.support.talk:Talk", "maxSteps": turns}
     return RolloutJob.model_validate(
         {
@@ -34,7 +35,8 @@ def job(url: str, folder: Path, turns: int, **sampling: Any) -> RolloutJob:
                 "seed": 3,
                 "tasks": {"inline": [{"name": "t", "prompt": "{observation}", "environment": environment}]},
                 "agent": {"type": "Environment", "maxTurns": turns},
-                "model": {"endpoint": {"baseURL": f"{url}/v1", "name": MODEL, "callSeconds": ASK_SECONDS}},
+                "model": {"endpoint": {"baseURL": f"{url}/v1", "name": MODEL, "callSeconds": ASK_SECONDS}}
+                | dict(model or {}),
                 "sampling": {"temperature": 1.0, "maxTokens": TOKENS, "extra": sampling},
                 "attempts": {"limit": 1},
                 "output": {"uri": str(folder)},

@@ -50,12 +50,13 @@ def next_turn(before: ModelRequest, reply: ModelReply, said: Message | None = No
     """The request that continues after an answer."""
     messages = [*before.messages, reply.message]
     ids = [*(reply.prompt_token_ids or ()), *(reply.completion_token_ids or ())]
+    experts = 0 if reply.routed_experts is None else reply.routed_experts.spans[-1][1]
     return model_request(
         messages=[*messages, said or {"role": "user", "content": "And now?"}],
         tools=before.tools,
         sampling=before.sampling,
         turn=before.turn + 1,
-        prefix=TokenPrefix(len(messages), ids),
+        prefix=TokenPrefix(len(messages), ids, experts),
     )
 
 

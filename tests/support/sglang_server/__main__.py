@@ -23,6 +23,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         tokens_per_second=arguments.tokens_per_second,
         incremental=arguments.incremental_streaming_output,
         tool_parser=bool(arguments.tool_call_parser),
+        routed_experts=arguments.enable_return_routed_experts,
         flags=sys.argv[1:],
         host=arguments.host,
         port=arguments.port,
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--context-length", type=int, default=32768)
     parser.add_argument("--max-running-requests", type=int, default=256)
     parser.add_argument("--tool-call-parser")
+    parser.add_argument("--enable-return-routed-experts", action="store_true")
     parser.add_argument("--incremental-streaming-output", action="store_true")
     parser.add_argument("--tokens-per-second", type=float, help="of each request; as fast as it can when not given")
     given = [*sys.argv[1:], *shlex.split(os.environ.get("STANDIN_ARGS", ""))]

@@ -12,6 +12,7 @@ from tests.support.vllm_server import answering, asking
 from tests.support.vllm_server.context import SERVER
 from tests.support.vllm_server.engine import Request
 from tests.support.vllm_server.errors import ApiError, json_object
+from tests.support.vllm_server.experts import ROW_BYTES, experts_by, int32
 from tests.support.vllm_server.server import VllmStandIn
 from tests.support.vllm_server.tokenizer import tokenizer
 from tests.support.vllm_server.tool_parser import parse
@@ -231,6 +232,9 @@ def _output(
         info["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
     if finish is not None:
         info["weight_versions"] = _versions(request, server.weights.label)
+        if server.routed_experts and body.get("return_routed_experts"):
+            rows = experts_by(server.weights.version, [*request.prompt, *request.ids[:-1]])
+            info["routed_experts"] = int32(rows[int(body.get("routed_experts_start_len") or 0) * ROW_BYTES :])
     return {"text": tokenizer().decode(request.ids[start:end]), "output_ids": request.ids[start:end], "meta_info": info}
 
 

@@ -48,6 +48,7 @@ def parse(given: list[str]) -> argparse.Namespace:
     as_vllm.add_argument("--master-addr", default="127.0.0.1")
     as_vllm.add_argument("--master-port", type=int, default=MASTER_PORT)
     as_vllm.add_argument("--headless", action="store_true")
+    as_vllm.add_argument("--enable-return-routed-experts", action="store_true")
     own = parser.add_argument_group("its own")
     own.add_argument("--print-url", action="store_true", help="one line on standard output as soon as it serves")
     own.add_argument("--script", type=Path, help="JSON: {session or *: [answer, ...]}")
@@ -94,6 +95,7 @@ async def serve(arguments: argparse.Namespace, flags: list[str]) -> None:
         scale_out=not arguments.no_scale_out,
         weight_checker=not arguments.no_weight_checker,
         weight_versions=arguments.weight_versions,
+        routed_experts=arguments.enable_return_routed_experts,
         tool_parser=arguments.enable_auto_tool_choice and bool(arguments.tool_call_parser),
         reasoning_parser=arguments.reasoning_parser,
         drops_streamed_ids=not arguments.keeps_streamed_ids,

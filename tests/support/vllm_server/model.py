@@ -105,7 +105,7 @@ def next_id(version: int, seed: int, state: int, previous: int, *, eos_allowed: 
     """Return the token that this version samples in this context, whose last token is `previous`. Some of these tokens
     are ones that `encode` would have joined with the one before.
     """
-    mixed = _mix(state, version * 0xBF58476D1CE4E5B9 + seed * 0x94D049BB133111EB)
+    mixed = mix(state, version * 0xBF58476D1CE4E5B9 + seed * 0x94D049BB133111EB)
     words = _vocabulary()
     if eos_allowed and (mixed >> 40) % MEAN_TOKENS == 0:
         return words.eos
@@ -116,7 +116,7 @@ def next_id(version: int, seed: int, state: int, previous: int, *, eos_allowed: 
 
 def logprob_of(version: int, state: int, token: int) -> float:
     """Return a number between -4 and 0 that is exact in decimal and binary."""
-    return -(1 + _mix(state, version * 0xD6E8FEB86659FD93 + token) % 4096) / 1024
+    return -(1 + mix(state, version * 0xD6E8FEB86659FD93 + token) % 4096) / 1024
 
 
 def scripted_ids(
@@ -161,7 +161,7 @@ def sampled_ids(text: str, state: int) -> list[int]:
     ids: list[int] = []
     for position, word in enumerate(re.findall(f"{SPECIAL.pattern}|{WORDS.pattern}", text)):
         data = word.encode()
-        mixed = _mix(state, position)
+        mixed = mix(state, position)
         if word in words.special_ids:
             ids.append(words.special_ids[word])
         elif len(data) > 1 and mixed & 1:
@@ -217,7 +217,7 @@ def _occurrences(ids: Sequence[int], wanted: list[int]) -> int:
         found += listed[at : at + len(wanted)] == wanted
 
 
-def _mix(state: int, salt: int) -> int:
+def mix(state: int, salt: int) -> int:
     mixed = (state * 0x9E3779B97F4A7C15 + salt + 1) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     return mixed ^ (mixed >> 27)

@@ -35,6 +35,7 @@ class VllmStandIn:
     abort_seconds: how long the engine goes on for a client that has gone. base_version: version of the weights that it
     starts and restarts with. scale_out: whether render, derender and generate are enabled. weight_checker: whether that
     route is there. weight_versions: answers of generate say which weights made them, as 0.32 and newer do.
+    routed_experts: answers of generate say which experts processed their tokens, as with --enable-return-routed-experts.
     tool_parser: whether tool calls are parsed. reasoning_parser: any name: reasoning is parsed in whole answers.
     drops_streamed_ids: streamed chat with tools loses ids, as before vLLM's pull request 29074. max_num_seqs: requests
     that run at once. kv_blocks: of 16 tokens. keep_served: how many requests the record keeps. transfer_port: where a
@@ -55,6 +56,7 @@ class VllmStandIn:
         scale_out: bool = True,
         weight_checker: bool = True,
         weight_versions: bool = False,
+        routed_experts: bool = False,
         tool_parser: bool = True,
         reasoning_parser: str | None = None,
         drops_streamed_ids: bool = True,
@@ -73,6 +75,7 @@ class VllmStandIn:
         self.base_version, self.scale_out = base_version, scale_out
         self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
         self.weight_checker, self.weight_versions = weight_checker, weight_versions
+        self.routed_experts = routed_experts
         self.drops_streamed_ids, self.priority_scheduling = drops_streamed_ids, priority_scheduling
         self.max_num_seqs, self.kv_blocks = max_num_seqs, kv_blocks
         self.faults = faults or Faults()

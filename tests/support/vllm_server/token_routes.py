@@ -13,6 +13,7 @@ from tests.support.vllm_server import answering, asking
 from tests.support.vllm_server.context import server_of
 from tests.support.vllm_server.engine import Request
 from tests.support.vllm_server.errors import ApiError, json_object
+from tests.support.vllm_server.experts import ROW_BYTES, experts_by, npy
 from tests.support.vllm_server.openai_routes import chat_message, prompt_ids, takes_tools
 from tests.support.vllm_server.tokenizer import TextStream, tokenizer
 
@@ -142,12 +143,17 @@ async def generate(http: web.Request) -> web.StreamResponse:
     request = asking.engine_request(
         server, http, body, sampling, prefix="generate-tokens-", ids=ids, max_tokens=max_tokens
     )
+    if not 0 <= (sampling.get("routed_experts_prompt_start") or 0) <= len(ids):
+        raise ApiError(
+            f"routed_experts_prompt_start must be between 0 and the prompt length ({len(ids)}), inclusive.",
+            param="routed_experts_prompt_start",
+        )
     logprobs = sampling.get("logprobs")
     wanted = asking.wanted(server, body, None if logprobs is None else int(logprobs))
     if wanted.stream:
         return await answering.stream(server, http, request, _generate_events(server, request, wanted))
     await answering.whole(server, http, request)
-    choice = _choice(request, wanted, 0, len(request.ids), request.finish) | _weight_versions(server, request)
+    choice = _choice(request, wanted, 0, len(request.ids), request.finish) | _at_the_end(server, request)
     return web.json_response(
         {
             "request_id": request.id,
@@ -168,12 +174,19 @@ def _choice(request: Request, wanted: asking.Wanted, start: int, end: int, finis
     return {"index": 0, "logprobs": logprobs, "finish_reason": finish, "token_ids": request.ids[start:end]}
 
 
-def _weight_versions(server: VllmStandIn, request: Request) -> dict[str, Any]:
+def _at_the_end(server: VllmStandIn, request: Request) -> dict[str, Any]:
     """vLLM 0.32, docs/serving/online_serving/token_in_token_out.md: sent with the last token of a choice."""
-    if not server.weight_versions:
-        return {}
-    spans = [{"version": label, "start": start, "end": end} for label, start, end in request.labels]
-    return {"weight_versions": spans}
+    found: dict[str, Any] = {}
+    if server.weight_versions:
+        found["weight_versions"] = [
+            {"version": label, "start": start, "end": end} for label, start, end in request.labels
+        ]
+    if server.routed_experts:
+        # Of all tokens that were processed: all but the last.
+        rows = experts_by(server.weights.version, [*request.prompt, *request.ids[:-1]])
+        first = request.sampling.get("routed_experts_prompt_start") or 0
+        found["routed_experts"] = npy(rows[first * ROW_BYTES :])
+    return found
 
 
 async def _generate_events(server: VllmStandIn, request: Request, wanted: asking.Wanted) -> AsyncIterator[bytes]:
@@ -182,7 +195,7 @@ async def _generate_events(server: VllmStandIn, request: Request, wanted: asking
         if start < end or (server.weight_versions and finish is not None):
             choice = _choice(request, wanted, start, end, finish)
             if finish is not None:
-                choice |= _weight_versions(server, request)
+                choice |= _at_the_end(server, request)
             yield answering.event({"request_id": request.id, "choices": [choice], "usage": None})
     if wanted.usage:
         yield answering.event({"request_id": request.id, "choices": [], "usage": answering.usage(request)})

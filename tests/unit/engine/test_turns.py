@@ -21,6 +21,7 @@ from agent_runtime.engine.attempt.turns import Turns
 from agent_runtime.engine.branching.sources import copied
 from agent_runtime.models import probe
 from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest, ToolCall
+from agent_runtime.recording.attempt_folder import digest_of
 from agent_runtime.recording.branches import token_forks
 from agent_runtime.recording.messages import fold, linear
 from agent_runtime.recording.segments import decode, encode
@@ -31,6 +32,7 @@ from rollout_api.records import (
     BranchRecord,
     IntentRecord,
     Message,
+    ObjectDigest,
     ObservationsRecord,
     Record,
     ResponseRecord,
@@ -61,6 +63,9 @@ class MemoryJournal:
             raise Crash
         self.records += records
         self.writes += 1
+
+    async def store(self, name: str, data: bytes) -> ObjectDigest:
+        return digest_of(name, data)
 
 
 class CountingModel:

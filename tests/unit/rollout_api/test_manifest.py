@@ -86,6 +86,11 @@ def test_all_problems_are_reported_in_the_order_of_the_lines() -> None:
         ("sandbox:", "spec.sandbox", "is empty, expected a mapping; fill it in or leave the field out"),
         ("sandbox: [a]", "spec.sandbox", "is a list, expected a mapping"),
         ("runners: {image: ''}", "spec.runners.image", "has 0 characters, expected at least 1"),
+        (
+            "model: {function: 'm:f', routedExperts: {}}",
+            "spec.model",
+            "routedExperts is allowed only with server, serverRef, or an endpoint with api: OpenAI",
+        ),
         ("model: {}", "spec.model", "exactly one of endpoint, serverRef, server, scripted and function must be given"),
         ("sampling: {topP: .nan}", "spec.sampling.topP", '".nan" is not a number that JSON can hold'),
         ("sandbox: {network: {agent: [host]}}", "spec.sandbox.network.agent[0]", '"host" does not have the expected form'),

@@ -70,3 +70,15 @@ def test_model_in_the_custom_dict_answers_instead_of_verls_servers() -> None:
     job = rollout_job(config(model=endpoint), Kind(1, validate=False))
     assert job.spec.model is not None
     assert job.spec.model.endpoint is not None
+
+
+def test_router_replay_with_a_model_of_ours_needs_routed_experts() -> None:
+    endpoint = {"endpoint": {"baseURL": "http://10.0.0.1:8000/v1", "name": "policy"}}
+    for model, is_complete in ((None, True), (endpoint, False), (endpoint | {"routedExperts": {}}, True)):
+        given = config(**({"agent": {"maxTurns": 7}} | ({"model": model} if model else {})))
+        given["actor_rollout_ref"]["rollout"]["enable_rollout_routing_replay"] = True
+        if is_complete:
+            rollout_job(given, Kind(1, validate=False))
+            continue
+        with pytest.raises(ManifestError, match=r"model\.routedExperts: is needed for .*enable_rollout_routing_replay"):
+            rollout_job(given, Kind(1, validate=False))

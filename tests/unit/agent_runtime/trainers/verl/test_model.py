@@ -4,7 +4,8 @@ policy.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ class Output:
     log_probs: Sequence[float] | None
     stop_reason: str | None = "completed"
     extra_fields: Mapping[str, Any] = field(default_factory=dict)
+    routed_experts: Any = None
 
 
 def piece(*ids: int, version: int | None = 1, stop: str = "completed", **extra: Any) -> Output:
@@ -174,3 +176,40 @@ async def test_answer_that_the_parser_cannot_read_counts_as_begun() -> None:
     with pytest.raises(ModelError) as gone:
         await model(Server(RuntimeError("gone"))).complete(request())
     assert not gone.value.after_tokens
+
+
+@dataclass
+class Array:
+    """An array like numpy's."""
+
+    rows: Sequence[int]
+    dtype: Any = field(default_factory=lambda: SimpleNamespace(itemsize=1))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self.rows), 1, 1
+
+    def tobytes(self) -> bytes:
+        return bytes(self.rows)
+
+
+async def test_each_piece_of_an_answer_has_the_experts_with_which_it_was_sampled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verl_model, "RESUME_SECONDS", 0.01)
+    first, last = piece(1, 2, stop="aborted"), piece(3)
+    # verl reports all tokens but the last each time.
+    first.routed_experts, last.routed_experts = Array([40, 41, 42, 43]), Array([50, 51, 52, 53, 54])
+    known = replace(request(), prefix=TokenPrefix(1, PROMPT[:2], experts=1))
+
+    found = (await model(Server(first, piece(stop="abort"), last)).complete(known)).routed_experts
+
+    assert found is not None
+    assert (found.rows.data, found.spans) == (bytes([41, 42, 43, 54]), [(1, 4), (4, 5)])
+
+
+async def test_experts_of_other_tokens_are_an_infrastructure_failure() -> None:
+    wrong = piece(1, 2)
+    wrong.routed_experts = Array([1, 2])
+    with pytest.raises(ModelError, match="routed experts: expected the experts of 4 tokens, got those of 2"):
+        await model(Server(wrong)).complete(request())

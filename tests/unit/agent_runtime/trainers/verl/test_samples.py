@@ -1,10 +1,13 @@
 """verl's training data: the policy's own tokens, in the context in which they were sampled."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.integrations.verl.samples import samples_of
 from agent_runtime.recording.branches import Branch
+from agent_runtime.recording.expert_arrays import ExpertArray
 
 
 def branch(*turns: tuple[int, int, str | None]) -> Branch:
@@ -26,7 +29,7 @@ def test_every_token_stays_in_its_place_and_only_sampled_ones_are_trained(
     turns: list[tuple[int, int, str | None]], prompt_length: int, response_length: int
 ) -> None:
     whole = branch(*turns)
-    for sample in samples_of([whole], prompt_length, response_length):
+    for sample in samples_of([(whole, None)], prompt_length, response_length):
         ids = sample.prompt_ids + sample.response_ids
         assert ids == whole.token_ids[: len(ids)]
         assert sample.response_mask == whole.mask[len(sample.prompt_ids) : len(ids)]
@@ -37,13 +40,13 @@ def test_every_token_stays_in_its_place_and_only_sampled_ones_are_trained(
 
 
 def test_versions_are_those_of_the_tokens_that_are_trained() -> None:
-    (sample,) = samples_of([branch((3, 2, "7"), (1, 2, "9"), (1, 2, "11"))], 10, 5)
+    (sample,) = samples_of([(branch((3, 2, "7"), (1, 2, "9"), (1, 2, "11")), None)], 10, 5)
 
     assert (sample.min_version, sample.max_version) == (7, 9)
 
 
 def test_long_prompt_continues_in_the_response_and_is_not_cut_off() -> None:
-    (sample,) = samples_of([branch((6, 2, "1"))], 4, 10)
+    (sample,) = samples_of([(branch((6, 2, "1")), None)], 4, 10)
 
     assert sample.prompt_ids == [0, 1, 2, 3]
     assert sample.response_ids == [4, 5, 6, 7]
@@ -53,4 +56,15 @@ def test_long_prompt_continues_in_the_response_and_is_not_cut_off() -> None:
 def test_branch_without_trainable_tokens_gives_no_sample() -> None:
     untrained, beyond_the_limit = branch((4, 0, None)), branch((20, 3, "1"))
 
-    assert samples_of([untrained, beyond_the_limit], 8, 8) == []
+    assert samples_of([(untrained, None), (beyond_the_limit, None)], 8, 8) == []
+
+
+def test_response_ends_after_the_first_token_whose_experts_are_unknown() -> None:
+    whole = branch((3, 4, "1"), (1, 2, "1"))
+    experts = ExpertArray(bytes(2 * 10), "uint8", (10, 2, 1), [(0, 5), (7, 9)])
+
+    (sample,) = samples_of([(whole, experts)], 8, 8)
+
+    assert (sample.prompt_ids, sample.response_ids) == ([0, 1, 2], [3, 4, 5])
+    assert sample.experts is experts
+    assert samples_of([(whole, replace(experts, reported=[(1, 9)]))], 8, 8) == []
