@@ -98,14 +98,16 @@ def _engine_rules(described: Description) -> Iterator[Schema]:
 
 def _adapter_rules() -> Iterator[Schema]:
     """Yield the rules for the field `adapters`."""
-    without = [name for name, described in DESCRIPTIONS.items() if described.updates.adapters is None]
     each = "self.adapters.all(name, "
     for rule, message in (
         (f"{each}name.matches('{ADAPTER_NAME}'))", f"each name must match {ADAPTER_NAME}"),
-        (f"!(self.engine.type in {[str(name) for name in without]})", "not supported for this engine.type; use vLLM"),
         ("has(self.lora)", "lora is needed for adapters; set lora.maxRank"),
         (
-            "!has(self.accelerator.count) || self.accelerator.count > 0",
+            "self.engine.type != 'SGLang' || self.parallelism.data == 1",
+            "parallelism.data must be 1 with adapters: SGLang loads them only in one copy of the model",
+        ),
+        (
+            "self.engine.type != 'vLLM' || !has(self.accelerator.count) || self.accelerator.count > 0",
             "adapters need accelerators: on CPUs vLLM uses an adapter in calls that name none",
         ),
         (

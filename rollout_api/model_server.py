@@ -338,11 +338,14 @@ class ModelServerSpec(ApiModel):
     def _check_adapters(self) -> None:
         if not self.adapters:
             return
-        if self.engine.description.updates.adapters is None:
-            raise ValueError(f"adapters is refused: {self.engine.type} has no adapters of several versions here")
         if self.lora is None:
             raise ValueError("lora is needed for adapters; set lora.maxRank")
-        if self.accelerator.count == 0:
+        if self.engine.type is EngineType.SGLANG and self.parallelism.data > 1:
+            # srt/managers/tokenizer_control_mixin.py:672 (0.5.23)
+            raise ValueError(
+                "parallelism.data must be 1 with adapters: SGLang loads them only in one copy of the model"
+            )
+        if self.engine.type is EngineType.VLLM and self.accelerator.count == 0:
             # vllm/lora/ops/torch_ops/lora_ops.py (0.32) indexes with -1, which is the last adapter.
             raise ValueError("adapters need accelerators: on CPUs vLLM uses an adapter in calls that name none")
         if self.weight_transfer.mode is not TransferMode.PULL or self.policy.version > 0:

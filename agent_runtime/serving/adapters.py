@@ -177,13 +177,13 @@ class Adapters:
         wanted = pinned if version is None else version
         number = int(wanted) if VERSION.fullmatch(wanted) else adapter.current
         if number == 0:
-            del asked["model"]  # the engine uses its model then
+            self._requests.choose(asked, None)
             yield 0
             return
         key = name, number
         if key not in self._loaded or self._process != self._engine.process:
             raise NotLoaded(f"version {number} of adapter {name} is not loaded on this server")
-        asked["model"] = _engine_name(key)
+        self._requests.choose(asked, _engine_name(key))
         self._calls[key] += 1
         try:
             yield number
@@ -287,9 +287,7 @@ class Adapters:
 
     @property
     def _requests(self) -> AdapterRequests:
-        found = self._engine.description.updates.adapters
-        assert found is not None  # ModelServerSpec refuses adapters otherwise
-        return found
+        return self._engine.description.updates.adapters
 
     async def _send(self, request: Request) -> None:
         await send(self._http, self._engine.url, request)

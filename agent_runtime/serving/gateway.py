@@ -163,7 +163,7 @@ async def serve(
     engine = Engine(engine_url, described)
     stack.callback(engine.close)
     ports, adapters = [], None
-    if policies is not None and described.updates.adapters is not None:
+    if policies is not None:
         adapters = Adapters(http, engine, policies.folder, policies.environ)
         stack.push_async_callback(adapters.close)
     data, control = data_app(http, engine, adapters), control_app(http, engine, token, policies, adapters)

@@ -55,6 +55,10 @@ class Metrics:
     """Label of the lines that count; lines without it are parts of those."""
 
 
+LORA_SECONDS: Final = 120.0
+"""Time limit for loading a LoRA adapter, as in prime-rl (src/prime_rl/utils/client.py). A load takes seconds."""
+
+
 @dataclass(frozen=True)
 class Adapters:
     """Loading and unloading of LoRA adapters while the server runs."""
@@ -62,6 +66,8 @@ class Adapters:
     load: Callable[[str, str], Request]
     """Load an adapter under a new name from a folder."""
     unload: Callable[[str], Request]
+    choose: Callable[[dict[str, Any], str | None], None]
+    """Make the body of a call name an adapter of that name; None: the model without one."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +119,9 @@ class Updates:
     checksums: Request
     read_checksums: Callable[[Mapping[str, Any]], Any]
     """Checksums of the weights as JSON. None: the answer has none."""
+    adapters: Adapters
     survives_bad_weights: bool = True
     """Whether the server continues with its weights if it cannot load others."""
-    adapters: Adapters | None = None
     transfer: Transfer | None = None
     sleep: Sleep | None = None
 

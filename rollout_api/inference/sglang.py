@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rollout_api.inference.description import (
+    LORA_SECONDS,
+    Adapters,
     Answer,
     Description,
     EngineType,
@@ -42,6 +44,18 @@ def _reload(path: str, seconds: float) -> Request:
     # (managers/scheduler.py:5518).
     body = {"model_path": path, "flush_cache": True, "abort_all_requests": False}
     return Request("POST", "/update_weights_from_disk", body, seconds=seconds)
+
+
+def _load_adapter(name: str, path: str) -> Request:
+    return Request("POST", "/load_lora_adapter", {"lora_name": name, "lora_path": path}, seconds=LORA_SECONDS)
+
+
+def _choose_adapter(body: dict[str, Any], name: str | None) -> None:
+    # In chat completions, `model` may name an adapter too, after a colon (entrypoints/openai/serving_base.py:62).
+    body.pop("model", None)
+    body.pop("lora_path", None)
+    if name is not None:
+        body["lora_path"] = name
 
 
 def _checksums(answer: Mapping[str, Any]) -> Any:
@@ -115,6 +129,12 @@ SGLANG: Final = Description(
         reload=_reload,
         checksums=Request("POST", "/weights_checker", {"action": "checksum"}),
         read_checksums=_checksums,
+        # entrypoints/http_server.py:1650-1695
+        adapters=Adapters(
+            load=_load_adapter,
+            unload=lambda name: Request("POST", "/unload_lora_adapter", {"lora_name": name}),
+            choose=_choose_adapter,
+        ),
         # After a failed load it reads the same files again "to roll back", and ends with their error
         # (model_executor/model_runner_components/weight_updater.py:232).
         survives_bad_weights=False,

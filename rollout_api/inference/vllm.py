@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rollout_api.inference.description import (
+    LORA_SECONDS,
     Adapters,
     Answer,
     Description,
@@ -18,9 +19,6 @@ from rollout_api.inference.description import (
     read_only,
 )
 from rollout_api.inference.vllm_versions import OLDEST, SUPPORTS_UPDATES
-
-LORA_SECONDS: Final = 120.0
-"""Time limit for loading a LoRA adapter, as in prime-rl (src/prime_rl/utils/client.py). A load takes seconds."""
 
 
 def _is_paused(answer: Answer) -> bool | None:
@@ -37,6 +35,12 @@ def _weights_name(answer: Answer) -> str | None:
 def _load_adapter(name: str, path: str) -> Request:
     body = {"lora_name": name, "lora_path": path}
     return Request("POST", "/v1/load_lora_adapter", body, seconds=LORA_SECONDS)
+
+
+def _choose_adapter(body: dict[str, Any], name: str | None) -> None:
+    body["model"] = name  # without a name, vLLM uses its model
+    if name is None:
+        del body["model"]
 
 
 def _reload(path: str, seconds: float) -> Request:
@@ -103,7 +107,9 @@ VLLM: Final = Description(
         checksums=Request("POST", "/weight_checker", {"action": "checksum"}),
         read_checksums=_checksums,
         adapters=Adapters(
-            load=_load_adapter, unload=lambda name: Request("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+            load=_load_adapter,
+            unload=lambda name: Request("POST", "/v1/unload_lora_adapter", {"lora_name": name}),
+            choose=_choose_adapter,
         ),
         transfer=Transfer(
             init=lambda info: Request("POST", "/init_weight_transfer_engine", {"init_info": info}),

@@ -150,6 +150,7 @@ class SglangRoutes(TokenRoutes):
         return {
             **rendered.request,
             **fields,
+            "model": self._name,  # the gateway of a ModelServer reads the adapter's name here; SGLang ignores it
             "input_ids": list(ids),
             "sampling_params": sampling,
             "return_logprob": True,

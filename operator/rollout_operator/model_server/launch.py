@@ -163,7 +163,8 @@ def _sglang_lora(spec: ModelServerSpec) -> tuple[str, ...]:
         return ()
     # Without adapters at the start, SGLang needs to know which layers they may change.
     ranks = (*_option("--max-lora-rank", spec.lora.max_rank), *_option("--lora-target-modules", "all"))
-    return "--enable-lora", *ranks, *_option("--max-loras-per-batch", spec.lora.max_adapters)
+    # Calls without an adapter count as one (arg_groups/fields/lora.py:66).
+    return "--enable-lora", *ranks, *_option("--max-loras-per-batch", spec.lora.max_adapters + 1)
 
 
 def _sglang_environment(spec: ModelServerSpec) -> dict[str, str]:

@@ -305,9 +305,9 @@ REFUSED_SERVERS: dict[str, tuple[dict[str, Any], str]] = {
         {"engine": SGLANG, "weightTransfer": {"mode": "Push", "push": {"hook": "http://t"}}},
         "weightTransfer.mode Push is refused: SGLang",
     ),
-    "an SGLang with adapters": (
-        {"engine": SGLANG, "adapters": {"red": {"version": 0}}, "lora": {"maxRank": 8}},
-        "adapters",
+    "an SGLang with adapters in two copies": (
+        {"engine": SGLANG, "adapters": {"red": {}}, "lora": {"maxAdapters": 2}, "parallelism": {"data": 2}},
+        "parallelism.data must be 1 with adapters",
     ),
     "a flag of SGLang": ({"engine": SGLANG, "extraArgs": ["--tp_size=2"]}, "spec.extraArgs"),
     "a version without a version": ({"engine": SMALL["engine"] | {"version": "latest"}}, "should match"),

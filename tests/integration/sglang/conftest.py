@@ -95,8 +95,8 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def started_with(
     flags: Sequence[str], request: pytest.FixtureRequest, folders: pytest.TempPathFactory, *, experts: bool = False
 ) -> Iterator[SglangServer]:
-    """Start SGLang or its stand-in, as the fixture's parameter says, with further flags. `experts`: with a mixture of
-    experts, and what SGLang needs to report them without a GPU.
+    """Start SGLang or its stand-in, as the fixture's parameter says, with further flags, and what SGLang needs
+    for them without a GPU. `experts`: with a mixture of experts.
     """
     real = request.param == "SGLang"
     folder = folders.mktemp(request.param)
@@ -115,7 +115,7 @@ def started_with(
     port = free_port()
     server = SglangServer(real, f"http://127.0.0.1:{port}", folder, SGLANG, log=folder / "log", experts=experts)
     command = [*program, "--model-path", server.checkpoint(0), *FLAGS, *flags, "--port", str(port)]
-    environment = ENVIRONMENT | ({"PYTHONPATH": str(WITHOUT_GPU)} if real and experts else {})
+    environment = ENVIRONMENT | ({"PYTHONPATH": str(WITHOUT_GPU)} if real and flags else {})
     with serving(server, command, environment):
         yield server
 

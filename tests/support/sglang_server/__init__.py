@@ -15,7 +15,9 @@ weights loaded and the old name kept.
 
 6. Without --incremental-streaming-output, each event of /generate repeats the answer so far.
 
-7. /generate refuses unknown sampling parameters, and ignores other unknown fields.
+7. An adapter that cannot be loaded is a 400, and so is a call that names one which never was loaded, as `lora_path`.
+
+8. /generate refuses unknown sampling parameters, and ignores other unknown fields.
 """
 
 from tests.support.sglang_server.server import SglangStandIn

@@ -100,7 +100,10 @@ async def models(http: web.Request) -> web.Response:
     """entrypoints/http_server.py:1993."""
     server = server_of(http)
     card = {"id": server.listed_as, "root": server.listed_as, "parent": None, "max_model_len": server.max_model_len}
-    return web.json_response({"object": "list", "data": [{**card, "object": "model", "owned_by": "sglang"}]})
+    cards = [card, *(card | {"id": name, "parent": server.listed_as} for name in server.weights.adapters)]
+    return web.json_response(
+        {"object": "list", "data": [{**card, "object": "model", "owned_by": "sglang"} for card in cards]}
+    )
 
 
 @routes.get("/metrics")
@@ -164,6 +167,30 @@ async def separate_reasoning(http: web.Request) -> web.Response:
     return web.json_response({"reasoning_text": thought.replace("<think>", "").strip(), "text": rest if closed else ""})
 
 
+@routes.post("/load_lora_adapter")
+async def load_lora_adapter(http: web.Request) -> web.Response:
+    """managers/tokenizer_control_mixin.py:659: every failure is a 400."""
+    weights, body = server_of(http).weights, await json_object(http)
+    name, error = str(body["lora_name"]), None
+    if name in weights.adapters:
+        error = f"LoRA adapter with name {name} already exists"
+    else:
+        try:
+            await weights.add_adapter(name, str(body["lora_path"]))
+        except LoadError as failure:
+            error = str(failure)
+    found = {"success": error is None, "error_message": error, "loaded_adapters": list(weights.adapters)}
+    return web.json_response(found, status=200 if error is None else 400)
+
+
+@routes.post("/unload_lora_adapter")
+async def unload_lora_adapter(http: web.Request) -> web.Response:
+    """managers/tokenizer_control_mixin.py."""
+    weights, name = server_of(http).weights, str((await json_object(http))["lora_name"])
+    found = weights.adapters.pop(name, None) is not None
+    return web.json_response({"success": found}, status=200 if found else 400)
+
+
 @routes.post("/generate")
 async def generate(http: web.Request) -> web.StreamResponse:
     """entrypoints/http_server.py:928."""
@@ -202,6 +229,10 @@ def _engine_request(
     most = server.max_model_len - len(ids)
     asked = sampling.get("max_new_tokens", DEFAULT_NEW_TOKENS)
     limit = most if asked is None else min(asked, most)
+    adapter = body.get("lora_path")
+    if adapter is not None and adapter not in server.weights.adapters:
+        raise ApiError(f"Got LoRA adapter that has never been loaded: {adapter}")
+    body = {**body, "model": adapter}  # other names are not checked
     return asking.engine_request(server, http, body, as_vllm, prefix="", ids=ids, max_tokens=limit)
 
 

@@ -1,9 +1,10 @@
-"""Lets vLLM and SGLang report routed experts without a GPU, in processes with this folder in PYTHONPATH.
+"""Lets vLLM and SGLang do without a GPU what they otherwise need one for, in processes with this folder in PYTHONPATH.
 
-- vLLM 0.32 reports them only with its second model runner, whose kernels are Triton's (vllm/config/vllm.py:
+- vLLM 0.32 reports routed experts only with its second model runner, whose kernels are Triton's (vllm/config/vllm.py:
   _verify_aux_output_compatibility, _validate_v2_model_runner). Triton has no compiler for CPUs on PyPI, but it has an
   interpreter. vLLM's CPU build asks for a backend `cpu` before it uses Triton at all (vllm/triton_utils/importing.py).
-- SGLang 0.5.23 keeps them in memory that CUDA has registered (srt/mem_cache/pool_host/common.py: ALLOC_MEMORY_FUNCS).
+- SGLang 0.5.23 keeps routed experts in memory that CUDA has registered (srt/mem_cache/pool_host/common.py:
+  ALLOC_MEMORY_FUNCS), and pins the memory of LoRA adapters (srt/lora).
 """
 
 import contextlib
@@ -13,10 +14,8 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-SGLANG_MEMORY = "sglang.srt.mem_cache.pool_host.common"
 
 
 class Driver:
@@ -35,13 +34,16 @@ def interpret_triton() -> None:
         backends.setdefault("cpu", type(any_backend)(compiler=any_backend.compiler, driver=Driver))
 
 
-class UnregisteredMemory(importlib.abc.MetaPathFinder):
-    """Changes SGLang's module when it is imported."""
+class Changes(importlib.abc.MetaPathFinder):
+    """Changes a module of SGLang when it is imported."""
+
+    def __init__(self, name: str, change: Callable[[types.ModuleType], None]) -> None:
+        self._name, self._change = name, change
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != SGLANG_MEMORY:
+        if fullname != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
@@ -51,15 +53,36 @@ class UnregisteredMemory(importlib.abc.MetaPathFinder):
 
         def changed(module: types.ModuleType) -> None:
             execute(module)
-            module.ALLOC_MEMORY_FUNCS["cpu"] = allocate
+            self._change(module)
 
         spec.loader.exec_module = changed  # type: ignore[method-assign]
         return spec
 
 
-def allocate(dims: Any, dtype: Any, device: str, pin_memory: bool, allocator: Any, *_: Any) -> Any:
-    return allocator.allocate(dims, dtype=dtype, device=device)
+def register_no_memory(module: types.ModuleType) -> None:
+    def allocate(dims: Any, dtype: Any, device: str, pin_memory: Any, allocator: Any, *_: Any) -> Any:
+        return allocator.allocate(dims, dtype=dtype, device=device)
+
+    module.ALLOC_MEMORY_FUNCS["cpu"] = allocate
+
+
+def pin_no_memory(module: types.ModuleType) -> None:
+    torch = module.torch
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor
+    for name in ("empty", "ones", "tensor", "zeros"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+
+
+def unpinned(make: Any) -> Any:
+    def made(*arguments: Any, **fields: Any) -> Any:
+        fields.pop("pin_memory", None)
+        return make(*arguments, **fields)
+
+    return made
 
 
 interpret_triton()
-sys.meta_path.insert(0, UnregisteredMemory())
+sys.meta_path[:0] = [
+    Changes("sglang.srt.mem_cache.pool_host.common", register_no_memory),
+    Changes("sglang.srt.lora.layers", pin_no_memory),
+]

@@ -24,8 +24,8 @@ def spec(**changes: Any) -> ModelServerSpec:
             "weightTransfer.mode Push is refused: SGLang receives tensors by other requests",
         ),
         (
-            {"adapters": {"red": {"version": 0}}, "lora": {"maxRank": 8}},
-            "adapters is refused: SGLang has no adapters of several versions here",
+            {"adapters": {"red": {"version": 0}}, "lora": {"maxRank": 8, "maxAdapters": 2}, "parallelism": {"data": 2}},
+            "parallelism.data must be 1 with adapters: SGLang loads them only in one copy of the model",
         ),
         ({"sleep": True, "asleep": True}, "asleep true is refused: SGLang does not survive a repeated request"),
         ({"asleep": True}, "sleep is needed for asleep; set sleep: true"),
