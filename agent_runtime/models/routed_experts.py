@@ -109,8 +109,8 @@ def _narrowed(data: bytes, layers: int, top_k: int) -> ExpertRows:
 def located(rows: ExpertRows, *, asked_from: int, prompt: int, earlier: int, tokens: int) -> AnswerExperts | None:
     """Return the rows that a server reported at the end of an answer, at their positions; None if there are none.
 
-    `prompt` and `tokens` count the tokens of the prompt and of the whole answer with it, `earlier` those sampled by other
-    requests before this one, whose stream broke. Those were chosen with other rows, which were lost with the stream.
+    `prompt` and `tokens` count the tokens of the prompt and of the whole answer with it, `earlier` those sampled in other
+    passes: by requests whose stream broke, or before an update. Those were chosen with other rows, which are lost.
     Raises ValueError for another number of rows than that of the tokens from `asked_from`, or of all tokens.
     """
     count, last = len(rows), tokens - 1

@@ -73,6 +73,7 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
             )
         )
         _give_all_the_same_reward_keys(outputs)
+        _give_all_routed_experts(outputs)
         output = DataProto.concat(outputs)
         metrics = [part.meta_info.pop("metrics") for part in outputs]
         timing = self._performance_metrics(metrics, output)
@@ -95,6 +96,16 @@ def _give_all_the_same_reward_keys(outputs: Sequence[DataProto]) -> None:
             output.meta_info["reward_extra_keys"] = keys
             for key in keys:
                 output.non_tensor_batch.setdefault(key, np.full(len(output), np.nan))
+
+
+def _give_all_routed_experts(outputs: Sequence[DataProto]) -> None:
+    """Add missing routed experts: a worker that lost all its rollouts does not know their shape. Its rows have mask 0."""
+    known = next((output.batch["routed_experts"] for output in outputs if "routed_experts" in output.batch), None)
+    if known is not None:
+        for output in outputs:
+            if "routed_experts" not in output.batch:
+                shape = *output.batch["input_ids"].shape, *known.shape[2:]
+                output.batch["routed_experts"] = known.new_zeros(shape)
 
 
 def _with_mean_for_lost_groups(scores: torch.Tensor) -> torch.Tensor:

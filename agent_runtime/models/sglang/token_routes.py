@@ -41,6 +41,7 @@ class SglangRoutes(TokenRoutes):
 
     SERVER = "SGLang"
     GENERATE = "/generate"
+    RECOMPUTES = True  # see RETRACT of rollout_api/inference/sglang.py
 
     def __init__(self, client: JsonClient, name: str, experts: RoutedExperts | None = None) -> None:
         super().__init__(client, name, experts)

@@ -130,6 +130,8 @@ class TokenRoutes:
     """Name of the inference server, for error messages."""
     GENERATE: str
     """Path of the route that samples."""
+    RECOMPUTES: bool = False
+    """Whether an update of the weights computes the tokens of running requests again, and their routed experts with them."""
 
     def __init__(self, client: JsonClient, name: str, experts: RoutedExperts | None = None) -> None:
         self._client, self._name = client, name
@@ -372,14 +374,16 @@ class TokenRoutes:
 
     def _located(self, reported: Any, progress: Progress, before: int) -> AnswerExperts | None:
         prompt, top_k = len(progress.prompt_ids or []), self._experts and self._experts.top_k
-        tokens = prompt + len(progress.ids)
+        tokens, earlier = prompt + len(progress.ids), before
+        if self.RECOMPUTES and len(progress.policy_spans) > 1:
+            earlier = max(before, len(progress.ids) - progress.policy_spans[-1].tokens)
         try:
             rows = self._rows(reported, tokens - 1 - progress.experts_from)
             if top_k not in (None, rows.top_k):
                 raise ValueError(
                     f"model.routedExperts.topK is {top_k}, but the server reports {rows.top_k} for each layer"
                 )
-            return located(rows, asked_from=progress.experts_from, prompt=prompt, earlier=before, tokens=tokens)
+            return located(rows, asked_from=progress.experts_from, prompt=prompt, earlier=earlier, tokens=tokens)
         except (TypeError, ValueError) as error:
             where = f"{self._client.base_url}{self.GENERATE}"
             raise ModelError("BadResponse", f"{where}: routed experts: {error}") from None

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import ray
 from transformers import AutoTokenizer
 from verl.workers.rollout.replica import TokenOutput
@@ -74,6 +75,7 @@ class FakeServer:
             log_probs=[logprob_of(self.version)] * len(ids),
             stop_reason=stop_reason,
             extra_fields={"global_steps": self.version},
+            routed_experts=experts_of([*prompt_ids, *ids][:-1]),
         )
         if stop_reason == "aborted":
             self.version += 1
@@ -99,6 +101,11 @@ class FakeServer:
         found = re.search(r"the word is (\w+)", text) or re.search(r"the word (\w+)", task)
         word = found[1] if self._number(task) % 2 == 0 else "wrong"
         return f"Call {self.sampled}." + _call("bash", {"command": f"echo {word} > out.txt"})
+
+
+def experts_of(ids: list[int]) -> np.ndarray:
+    """Return routed experts by a rule: two experts in one layer, from a token and its position."""
+    return np.array([[[token % 200, position % 200]] for position, token in enumerate(ids)], dtype=np.uint8)
 
 
 def logprob_of(version: int) -> float:

@@ -109,6 +109,7 @@ def settings(folder: Path) -> DictConfig:
                 "reward.num_workers=1",
                 # Computing log probabilities would need a policy, so those of the servers are used.
                 "algorithm.rollout_correction.bypass_mode=true",
+                "actor_rollout_ref.rollout.enable_rollout_routing_replay=true",
                 "transfer_queue.enable=true",
                 "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
             ],
@@ -166,6 +167,7 @@ def play_legacy(manager: Any, config: DictConfig, dataset: RLHFDataset, step: in
                 "mask": tensors["response_mask"][i][response].tolist(),
                 "masked_padding": int(tensors["response_mask"][i][~response].sum()),
                 "logprobs": tensors["rollout_log_probs"][i][response].tolist(),
+                "experts": tensors["routed_experts"][i][attended].squeeze(1).tolist(),
                 "score": float(tensors["rm_scores"][i].sum()),
                 "score_at": int(tensors["rm_scores"][i].abs().argmax()),
                 "advantage": float(tensors["advantages"][i].abs().max()),
@@ -229,6 +231,7 @@ def play_v1(
                 "input_ids": data["input_ids"][i].tolist(),
                 "position_ids": data["position_ids"][i].tolist(),
                 "logprobs": data["rollout_log_probs"][i].tolist(),
+                "experts": data["routed_experts"][i].squeeze(1).tolist(),
                 "score": float(data["rm_scores"][i].sum()),
                 "score_at": int(data["rm_scores"][i].abs().argmax()),
                 "num_turns": int(data["num_turns"][i]),

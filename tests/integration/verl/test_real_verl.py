@@ -99,6 +99,15 @@ def test_trainer_trains_exactly_the_sampled_tokens_in_their_context(played: dict
         assert all(logprob == 0 for bit, logprob in zip(row["mask"], row["logprobs"], strict=True) if not bit)
 
 
+def test_routed_experts_are_those_of_each_token_of_prompt_and_response(played: dict[str, Any]) -> None:
+    for _, row in legacy_rows(played) + v1_rows(played):
+        ids = [*row["prompt"], *row["response"]]
+        # By the rule of fake_server.py. The last token was sampled and not processed; a lost row has none.
+        known = [] if row.get("lost") else ids[:-1]
+        expected = [[token % 200, position % 200] for position, token in enumerate(known)]
+        assert row["experts"] == expected + [[0, 0]] * (len(ids) - len(known)), row["task"]
+
+
 def test_each_step_is_trained_with_the_versions_of_its_own_weights(played: dict[str, Any]) -> None:
     for step, row in legacy_rows(played):
         assert row["lost"] or row["versions"] == [step, step]
