@@ -82,7 +82,7 @@ integration: parts workspaces vllm
 workspaces: install-test
 	hack/part 'integration: workspaces' $(PYTEST) $(WORKSPACES)
 parts: install-test
-	hack/part 'integration: parts' $(PYTEST) tests/integration --ignore $(WORKSPACES) --ignore $(ON_VLLM) $(ON_CLUSTER) -n 3 --dist loadfile
+	hack/part 'integration: parts' $(PYTEST) tests/integration --ignore $(WORKSPACES) --ignore $(ON_VLLM) $(ON_CLUSTER) -n 2 --dist loadfile
 # In one process, so that `make test-full` starts vLLM once.
 ON_VLLM := tests/integration/vllm
 vllm: install-test

@@ -32,6 +32,7 @@ ALLOWED_SERVER_ERRORS = {"NoPlace", "WorkspaceFailed"}
 EXAMPLES = examples(25)
 EPOCH = 7
 MOST_PARKINGS = 9
+RESTORER = "restorer"
 HOLD = {"epoch": EPOCH, "holder": "fuzzer"}
 CHECKS = [
     status_code_conformance,
@@ -62,6 +63,7 @@ def harmless(document: dict[str, Any]) -> dict[str, Any]:
     idle["application/json"]["schema"]["properties"]["seconds"]["minimum"] = 600
     still = document["paths"]["/v1/still"]["put"]["requestBody"]["content"]
     still["application/json"]["schema"]["properties"]["parking"]["maximum"] = MOST_PARKINGS
+    still["application/json"]["schema"]["properties"]["restorer"] = {"enum": [RESTORER]}
     # The last, because afterwards no workspace can be created.
     document["paths"]["/v1/drain"] = document["paths"].pop("/v1/drain")
     for path in document["paths"].values():
@@ -107,8 +109,10 @@ def prepare(base: str, headers: dict[str, str]) -> None:
         assert reply.status_code in (200, 404, 409, 503), reply.text
         return reply.status_code
 
-    if call("PUT", "/v1/still", json={"still": False, "parking": 1}) == 409:  # it is still for a later one
-        call("PUT", "/v1/still", json={"still": False, "parking": MOST_PARKINGS})
+    # It may be still for a later parking, and for a restorer.
+    for number, restorer in itertools.product((1, MOST_PARKINGS), ({}, {"restorer": RESTORER})):
+        if call("PUT", "/v1/still", json={"still": False, "parking": number, **restorer}) == 200:
+            break
     call("PUT", "/v1/attempts/fuzz/fence", json=HOLD)
     call("DELETE", "/v1/attempts/fuzz")
     call("PUT", "/v1/attempts/fuzz/fence", json=HOLD)
