@@ -56,8 +56,9 @@ def _serve(option: str, value: str, variables: Sequence[str]) -> int:
     import asyncio
 
     from agent_runtime.executor.config import image_environment, read_config
-    from agent_runtime.executor.daemon import serve
+    from agent_runtime.executor.daemon import hold_stop_signals, serve
 
+    hold_stop_signals()
     try:
         if option == "--config-json":
             text = value

@@ -160,24 +160,34 @@ class Daemon:
         os.rename(beside, path)
 
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def hold_stop_signals() -> None:
+    """As PID 1 of a container, leave stop signals to `Daemon.run`. Call this before any thread exists: each one inherits it.
+    A thread that takes a signal which has a handler, as Python gives SIGINT one, would let any process in the container end
+    this one.
+    """
+    if os.getpid() == 1:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+
+
 def _on_stop_signal(call: Callable[[], None]) -> None:
     """Call a function in this loop when this process gets a stop signal; as PID 1 of a container, only for signals from
-    outside the container.
+    outside the container, which `hold_stop_signals` has held.
 
     The kernel ignores signals from inside for a container's PID 1 without a handler; with a SIGTERM handler, a tool
     could end it too.
     """
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
     if os.getpid() != 1:
-        for number in numbers:
+        for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, call)
         return
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
     def wait() -> None:
         while True:
-            sent = signal.sigwaitinfo(numbers)
+            sent = signal.sigwaitinfo(_STOP_SIGNALS)
             # Senders outside this PID namespace have pid 0 here. No process can fake SI_USER.
             if sent.si_code == _SI_USER and sent.si_pid == 0:
                 loop.call_soon_threadsafe(call)

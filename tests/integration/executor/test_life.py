@@ -65,6 +65,29 @@ async def test_orphans_are_reaped_where_the_executor_is_pid_1(start_executor: An
     executor.process.kill()  # unshare ignores signals that would end it
 
 
+THREAD_BEFORE_IT_SERVES = """
+import signal, sys, threading
+from agent_runtime.executor import __main__, daemon
+
+async def open_host(config):
+    thread = threading.Thread(target=lambda: print(*sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))))
+    thread.start()
+    thread.join()
+    raise __main__.HostFailure("seen")
+
+daemon.open_host = open_host
+sys.exit(__main__.main(["--config", "-"]))
+"""
+
+
+def test_no_thread_of_pid_1_takes_stop_signals_from_its_container() -> None:
+    """Python has a handler for SIGINT, so one thread that does not block it would let any process in there end it."""
+    config = {"listen": "tcp:127.0.0.1:0", "tokenSha256": "0" * 64, "stateDir": "/nowhere"}
+    command = [*AS_PID_1, sys.executable, "-c", THREAD_BEFORE_IT_SERVES]
+    ended = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True, check=False)
+    assert (ended.stdout.split(), ended.stderr) == (["2", "15"], "seen\n")
+
+
 def zombies_below(ancestor: int) -> list[int]:
     """Return processes that have ended and were not reaped."""
     parents, zombies = {}, []
