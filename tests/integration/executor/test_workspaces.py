@@ -51,6 +51,7 @@ async def test_destroyed_workspace_ends_its_processes_and_waiting_callers(client
     waiting = asyncio.create_task(client.ask(command, client.new_key(), waitSeconds=60))
     while (await client.call("GET", "~/stat?path=@/begun")).status != 200:  # noqa: ASYNC110 nothing tells of it
         await asyncio.sleep(0.05)
+    assert await client.out("echo later") == "later\n"  # starts are reported in order, so that of the command is known
     assert (await client.call("DELETE", "~")).status == 200
     assert (await waiting).cause == "WorkspaceEnded"
     ps = await asyncio.create_subprocess_exec("ps", "-eo", "args", stdout=asyncio.subprocess.PIPE)
