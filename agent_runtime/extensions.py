@@ -61,7 +61,7 @@ def contained(*also: type[BaseException]) -> Iterator[None]:
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type and message, even if its `__str__` raises. A group with one error says nothing of its own."""
+    """Return an error's type and message, even if its `__str__` raises. Of a group with one error, return that error's."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return "".join(traceback.format_exception_only(error)).strip()

@@ -2,7 +2,7 @@
 
 import time
 
-# It goes on while the machine is suspended; only Linux has it.
+# CLOCK_BOOTTIME includes time in which the machine was suspended, and exists on Linux only.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _BEHIND = time.time() - time.clock_gettime(_CLOCK)
 

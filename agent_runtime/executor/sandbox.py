@@ -292,9 +292,8 @@ class Sandbox:
         """For this parking, refuse every change from now on and end all processes; or end the parking, and accept changes
         again. Returns when no change is in progress.
 
-        A `restorer` is a holder that brings a parked sandbox back: what earlier ones have made is destroyed, and only its
-        changes are accepted until it ends the parking. So one that goes on after another has begun, or after the end,
-        changes nothing.
+        A `restorer` is a holder that brings a parked sandbox back. What earlier restorers have made is destroyed, and only
+        changes of this one are accepted until it ends the parking. Earlier ones that still run can change nothing.
 
         Raises Conflict if the parking is over, because it was ended or there is a later one; if another restorer has
         begun; and if it would become still, but was used less than `if_idle_seconds` ago.

@@ -40,6 +40,14 @@ class ExpertRows:
     def __len__(self) -> int:
         return len(self.data) // self.row_bytes
 
+    def in_two_bytes(self) -> "ExpertRows":
+        """Return the same numbers in two bytes each."""
+        if self.item_bytes == 2:
+            return self
+        wide = bytearray(2 * len(self.data))
+        wide[::2] = self.data
+        return replace(self, data=bytes(wide), item_bytes=2)
+
     def rows(self, first: int, end: int) -> bytes:
         return self.data[first * self.row_bytes : end * self.row_bytes]
 
@@ -129,11 +137,10 @@ def joined(parts: Sequence[AnswerExperts]) -> AnswerExperts | None:
     """
     if not parts:
         return None
-    first = parts[0].rows
-    if any(
-        (part.rows.layers, part.rows.top_k, part.rows.item_bytes) != (first.layers, first.top_k, first.item_bytes)
-        for part in parts
-    ):
+    found = [part.rows for part in parts]
+    if len({(rows.layers, rows.top_k) for rows in found}) > 1:
         raise ValueError("the parts of an answer have routed experts of different shapes")
-    rows = replace(first, data=b"".join(part.rows.data for part in parts))
-    return AnswerExperts(rows, [span for part in parts for span in part.spans])
+    if len({rows.item_bytes for rows in found}) > 1:  # one part may have larger numbers than another
+        found = [rows.in_two_bytes() for rows in found]
+    whole = replace(found[0], data=b"".join(rows.data for rows in found))
+    return AnswerExperts(whole, [span for part in parts for span in part.spans])

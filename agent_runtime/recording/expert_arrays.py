@@ -23,7 +23,7 @@ class ExpertArray:
     """Ranges of tokens whose experts were reported: first, and after the last."""
 
     def to_numpy(self) -> Any:
-        """Return a numpy array. Needs numpy, which is no dependency of the core."""
+        """Return a numpy array. Raises ImportError without numpy, which agent-rollouts itself does not install."""
         import numpy
 
         return numpy.frombuffer(self.data, numpy.dtype(self.dtype).newbyteorder("<")).reshape(self.shape)

@@ -308,8 +308,8 @@ class _Unanswered:
         self._by_name.setdefault(name, deque()).append(id)
 
     def answer(self, name: str, id: str) -> str:
-        """Return the id of the call that a result answers: the given one, or else that of the oldest call of this name; the
-        name if there is none.
+        """Return the id of the call that a result answers. A result without an id (empty) answers the oldest call of its
+        name. Without such a call, its name becomes the id.
         """
         waiting = self._by_name.get(name, deque())
         while not id and waiting:

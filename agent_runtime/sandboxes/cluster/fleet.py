@@ -139,7 +139,7 @@ class Fleet:
             kind.waiting.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_MEASURE_SECONDS):
-                await asyncio.gather(*map(self._measure, self._kinds.values()))
+                await asyncio.gather(*map(self._measure_for_later_runs, self._kinds.values()))
         for held in self.held.values():
             self._release(held, delete=not keep)
         self.held.clear()
@@ -394,7 +394,11 @@ class Fleet:
         for held, found in zip(asked, await asyncio.gather(*(one.measured() for one in asked)), strict=True):
             if found is not None:
                 kind.measured[held.name] = found.believed(limit, kind.age_of(held) * held.places)
-        if asked and self._memory is not None:
+
+    async def _measure_for_later_runs(self, kind: Kind, *only: HeldSandbox) -> None:
+        """Measure, and store what later runs are to know. No sandbox waits for this."""
+        await self._measure(kind, *only)
+        if self._memory is not None and kind.measured:
             await self._memory.write(kind.key, kind.measured_in_all)
 
     def _adopt(self, view: SandboxView) -> None:
@@ -513,7 +517,7 @@ class Fleet:
         # Recount first: a runner that was frozen and replaced must not delete its successor's sandbox.
         with contextlib.suppress(SandboxFailure):
             await held.recount()
-        await self._measure(self._kinds[held.kind], held)
+        await self._measure_for_later_runs(self._kinds[held.kind], held)
         if not held.taken and (not held.foreign or held.pool is not None):
             self._give_back(held)
 

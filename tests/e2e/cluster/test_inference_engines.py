@@ -42,7 +42,9 @@ class Engine:
     sampled_label: str = ""
     """A label that these lines have, too."""
     survives_malformed: bool = True
-    """Whether it goes on when it loads malformed weights. For others, the gateway looks at the files first."""
+    """Whether the server still runs after it has tried to load malformed weights. If not, the gateway checks the files
+    before they are loaded.
+    """
 
 
 VLLM = Engine(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
-from agent_runtime.models.routed_experts import ExpertRows, located, parse_flat, parse_npy
+from agent_runtime.models.routed_experts import AnswerExperts, ExpertRows, joined, located, parse_flat, parse_npy
 from agent_runtime.models.token_history import TokenHistory, experts_from
 from agent_runtime.recording.attempt_folder import digest_of
 from agent_runtime.recording.branches import decode_branches, encode_branches, token_branches
@@ -208,3 +208,16 @@ def test_digests_name_each_array_once() -> None:
     assert [digest.key for digest in named] == ["experts-0", "experts-1"]
     # The second array begins with the last sampled token of the first turn.
     assert [turn.routed_experts.spans for turn in script.turns if turn.routed_experts] == [[(0, 3)], [(3, 5)]]
+
+
+def test_parts_of_an_answer_whose_numbers_have_different_sizes_are_joined() -> None:
+    small, large = (
+        ExpertRows(bytes([1, 2, 3, 4]), 1, LAYERS, TOP_K),
+        ExpertRows(struct.pack("<4H", 5, 300, 7, 8), 2, LAYERS, TOP_K),
+    )
+    whole = joined([AnswerExperts(small, [(0, 1)]), AnswerExperts(large, [(1, 2)])])
+    assert whole is not None
+    assert (whole.rows.item_bytes, struct.unpack("<8H", whole.rows.data)) == (2, (1, 2, 3, 4, 5, 300, 7, 8))
+    assert whole.spans == [(0, 1), (1, 2)]
+    with pytest.raises(ValueError, match="different shapes"):
+        joined([AnswerExperts(small, [(0, 1)]), AnswerExperts(ExpertRows(bytes(2), 1, 1, TOP_K), [(1, 2)])])

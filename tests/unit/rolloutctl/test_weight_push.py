@@ -89,7 +89,7 @@ def test_cancelled_push_ends_its_block_and_an_error_of_the_trainer_refuses_the_p
         while earlier._answer is None:
             time.sleep(0.01)
         earlier.client(METADATA).init_weight_transfer_engine(INIT)
-        pytest.fail("it goes on")
+        pytest.fail("the cancelled push was sent")
     push = next(operator.pushes)
     assert push.version == 7
     with pytest.raises(LookupError), push:
