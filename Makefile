@@ -14,7 +14,7 @@ UV := $(shell command -v uv)
 INSTALL := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet \
 	--disable-pip-version-check) -c constraints.txt
 
-.PHONY: help quickstart install install-test test check ruff mypy lint-imports docs unit integration workspaces parts vllm e2e laptop pages \
+.PHONY: help quickstart install install-test test check ruff mypy lint-imports docs unit integration workspaces sandboxes parts vllm e2e laptop pages \
 	cluster-tests test-kind cluster images release test-full bench crds format clean
 
 help:
@@ -77,12 +77,16 @@ WORKSPACES := tests/integration/executor_workspaces
 # Tests of the cluster, and tests that build images and start containers, which need root. hack/cluster-tests runs them.
 ON_CLUSTER := $(addprefix --ignore tests/,integration/cluster_harness integration/operator_core integration/images \
 	integration/oci integration/containers e2e/cluster)
-# The longest first, so that the others run beside it.
-integration: parts workspaces vllm
+# hack/test runs two of these at once. The longest are first, and none is as long as half of all, so that both end together.
+integration: parts sandboxes workspaces vllm
 workspaces: install-test
 	hack/part 'integration: workspaces' $(PYTEST) $(WORKSPACES)
+SANDBOXES := $(addprefix tests/integration/,cluster_provider executor sandboxes)
+ON_TWO := -n 2 --dist loadfile
+sandboxes: install-test
+	hack/part 'integration: sandboxes' $(PYTEST) $(SANDBOXES) $(ON_TWO)
 parts: install-test
-	hack/part 'integration: parts' $(PYTEST) tests/integration --ignore $(WORKSPACES) --ignore $(ON_VLLM) $(ON_CLUSTER) -n 2 --dist loadfile
+	hack/part 'integration: parts' $(PYTEST) tests/integration $(addprefix --ignore ,$(SANDBOXES) $(WORKSPACES) $(ON_VLLM)) $(ON_CLUSTER) $(ON_TWO)
 # In one process, so that `make test-full` starts vLLM once.
 ON_VLLM := tests/integration/vllm
 vllm: install-test
