@@ -113,6 +113,10 @@ class WorkspaceEntry:
             self._proxy.switch(rule)
         self._rule = rule
 
+    async def check_network(self) -> dict[str, Any]:
+        """Return the phase's network, and what `NetworkProxy.check_failed` finds."""
+        return {"network": self._rule.as_json(), "failed": await self._proxy.check_failed() if self._proxy else {}}
+
     @property
     def may_be_closed(self) -> bool:
         """Whether no program waits for an answer at one of its ports."""

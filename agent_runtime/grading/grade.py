@@ -69,7 +69,13 @@ class CommandWatch(Protocol):
 
 
 class VerifierUnavailable(Exception):
-    """The verifier could not start, for a reason that the policy cannot cause. The grading may be retried."""
+    """The verifier could not start or give a verdict, for a reason that the policy cannot cause. The grading may be
+    retried.
+    """
+
+
+UNREACHABLE = "Unreachable"
+"""Reason of the SandboxFailure for a verifier that could not connect to a destination that the job lists for it."""
 
 
 async def grade(
@@ -79,13 +85,15 @@ async def grade(
     *,
     key_turn: int,
     is_apart: bool = False,
+    is_repeated: bool = True,
     dropped: Sequence[str] = (),
     watch: CommandWatch | None = None,
 ) -> Verdict:
     """Grade the contents of a workspace; `key_turn` is the turn of all idempotency keys, `dropped` goes into the
     verdict.
 
-    `is_apart` is the result of `require_startable`.
+    `is_apart` is the result of `require_startable`. `is_repeated`: a connection that failed, to a destination that can be
+    reached afterwards, is no reason to grade again. (The code under test may cause it by too many connections.)
 
     The caller must have switched the workspace to its verifier phase and, in `Shared`, ended the agent's processes.
     After a crash, a call with the same turn makes the same requests. Raises VerifierUnavailable, ValueError for a task
@@ -93,20 +101,21 @@ async def grade(
     """
     if task.verifier is None:
         raise ValueError(f"task {task.name} has no verifier, so it cannot be graded")
+    # Whether a verifier loads or runs the agent's files cannot be detected, so the task's author states it.
+    # The statement is about the verifier's user. Services may run the agent's files as other users, who share volumes
+    # with the verifier, and the code under test may change or replace the server that a verifier asks.
     is_closed = is_apart and task.verifier.isolated and verifier.mode is not VerifierMode.SHARED
     grading = _Grading(task, task.verifier, verifier, workspace, key_turn, watch, is_closed=is_closed)
     # Verifiers and tests have time limits of their own, which would expire in a pause.
     await workspace.set_steady(True)
     try:
         verdict = await grading.run()
+        if not verdict.passed:
+            await grading.require_reached(is_repeated=is_repeated)
     except WorkspaceLimit as limit:
         verdict = grading.failed(f"the grading was ended: {limit.message}")
-    # Whether a verifier loads or runs the agent's files cannot be detected, so the task's author states it.
-    # The statement is about the verifier's user. Services may run the agent's files as other users, who share volumes
-    # with the verifier, and the code under test may change or replace the server that a verifier asks.
-    forgeable = not is_closed or bool(task.services)
     mode = verifier.mode or VerifierMode.SEPARATE
-    return verdict.model_copy(update={"dropped": list(dropped), "mode": mode, "forgeable": forgeable})
+    return verdict.model_copy(update={"dropped": list(dropped), "mode": mode, "forgeable": grading.is_forgeable})
 
 
 async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> bool:
@@ -195,6 +204,14 @@ class _Grading:
         self.is_prepared_state = False
         """Whether the workspace has no files of the agent yet."""
 
+    @property
+    def is_forgeable(self) -> bool:
+        return not self.is_closed or bool(self.task.services)
+
+    @property
+    def has_reward_folder(self) -> bool:
+        return self.is_closed or self.spec.kind is VerifierKind.REWARD_FILE
+
     def key(self, name: str) -> str:
         return f"{self.turn}:verifier-{'first-' if self.is_prepared_state else ''}{name}"
 
@@ -213,6 +230,7 @@ class _Grading:
         try:
             await self.prepare()
             await self.run_commands()
+            await self.require_available()
             verdict = await self.judge()
         except (_Failed, ReportError, reward_file.RewardFileError) as failure:
             verdict = self.failed(str(failure))
@@ -220,6 +238,30 @@ class _Grading:
         if raised is None:
             return verdict
         return verdict.model_copy(update={"message": "; ".join(filter(None, (raised, verdict.message)))})
+
+    async def require_available(self) -> None:
+        """Raise VerifierUnavailable if the verifier wrote that it cannot give a verdict."""
+        path = reward_file.UNAVAILABLE_PATH
+        if not self.has_reward_folder or (written := await self.read(path, OUTPUT_BYTES)) is None:
+            return
+        message = f"the verifier wrote {path}: {written.decode(errors='replace').strip() or 'without a reason'}"
+        if self.is_forgeable:
+            raise _Failed(f"{message}; this does not count, because the policy may have written it (forgeable)")
+        raise VerifierUnavailable(f"task {self.task.name}: {message}")
+
+    async def require_reached(self, *, is_repeated: bool) -> None:
+        """Raise SandboxFailure if a destination that the job lists for the verifier is away, or if `is_repeated` is not set,
+        was away.
+        """
+        if not (failed := await self.workspace.failed_connections()):
+            return
+        # Processes that the grading left running could occupy the destination.
+        await self.workspace.kill_all(key=self.key("end"))
+        away = await self.workspace.failed_connections()
+        if any(away.values()) or not is_repeated:
+            why = [away.get(place) or f"{place}: reached again after the grading" for place in failed]
+            message = "the verifier failed after it could not connect to a destination that the job lists"
+            raise SandboxFailure(UNREACHABLE, f"{message}: {'; '.join(why)}")
 
     def raised(self, command: CommandVerdict) -> str | None:
         """Return the exception that a hidden file raised, with its line. Return None if there is none; a failed assertion
@@ -247,7 +289,7 @@ class _Grading:
             await self.remove(REPORT_FOLDER, "reports")
         elif self.spec.report is not None:
             await self.remove(self.spec.report, "report")
-        elif self.spec.kind is VerifierKind.REWARD_FILE:
+        if self.has_reward_folder:
             await self.remove(reward_file.FOLDER, "rewards")
             await self.make_folder(reward_file.FOLDER, "reward-folder")
         if self.is_closed:
@@ -269,7 +311,7 @@ class _Grading:
 
     async def close(self) -> None:
         """Let only root enter the verifier's folders."""
-        folders = [self.folder, *([reward_file.FOLDER] if self.spec.kind is VerifierKind.REWARD_FILE else [])]
+        folders = [self.folder, reward_file.FOLDER]
         result = await self.workspace.run(
             f"{_CLOSE} {shlex.join(folders)}",
             key=self.key("close"),

@@ -8,6 +8,10 @@ TESTS_FOLDER = "/tests"
 """Folder of such a task's hidden tests."""
 JSON_PATH = f"{FOLDER}/reward.json"
 TEXT_PATH = f"{FOLDER}/reward.txt"
+UNAVAILABLE_PATH = f"{FOLDER}/unavailable.txt"
+"""Written by a verifier that cannot give a verdict, because something that it needs is away; the text says what. A file,
+because an exit code may be that of the code under test.
+"""
 
 REWARD_FILE_BYTES = 64 * 1024
 """Largest reward file: a few named numbers."""

@@ -490,6 +490,11 @@ class Workspace(Protocol):
     async def missed_requests(self) -> int:
         """The number of requests that the workspace's programs gave up without a server, since the last reply."""
 
+    async def failed_connections(self) -> Mapping[str, str | None]:
+        """Connect again to each destination that the phase's network lists, if the last connection of its programs failed.
+        Returns these as `host:port`, each with why it cannot be reached now, or None. Empty in `Plain`.
+        """
+
     async def set_steady(self, is_steady: bool) -> None:
         """While it is steady, never pause its processes, also when its sandbox's memory is short. Idempotent."""
 

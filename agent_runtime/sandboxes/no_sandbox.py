@@ -24,7 +24,8 @@ class NoSandbox:
     alone = True
     services: Mapping[str, Workspace] = {}
 
-    run = read = write = remove = stat = list = untar = carry = restore = freeze = fork = missed_requests = _refuse_call
+    run = read = write = remove = stat = list = untar = carry = restore = freeze = fork = _refuse_call
+    missed_requests = failed_connections = _refuse_call
     tar = snapshot = paused = secret = serve_model = _refuse
 
     async def acknowledge(self, turn: int) -> None:

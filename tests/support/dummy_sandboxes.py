@@ -99,6 +99,8 @@ class World:
 
     workspaces: dict[str, DummyState] = field(default_factory=dict)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
+    failed_connections: Mapping[str, str | None] = field(default_factory=dict)
+    """What each workspace returns; see Workspace."""
 
 
 def ended(code: int = 0, stdout: bytes = b"", stderr: bytes = b"") -> CommandResult:
@@ -432,6 +434,11 @@ class DummyWorkspace:
     async def missed_requests(self) -> int:
         """See Workspace. They are not counted here."""
         return 0
+
+    async def failed_connections(self) -> Mapping[str, str | None]:
+        """See Workspace."""
+        await self._enter_call("failed_connections", None)
+        return self._provider.world.failed_connections
 
     @asynccontextmanager
     async def serve_model(self, server: web.Server) -> AsyncIterator[str]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from agent_runtime.engine.attempt.attribution import Action, Phase, Situation, attribute
 from agent_runtime.engine.scheduling.retry_rules import backoff
 from agent_runtime.grading.artifacts import artifact_paths, carry_rules
-from agent_runtime.grading.grade import CommandWatch, grade, require_preparable, require_startable
+from agent_runtime.grading.grade import UNREACHABLE, CommandWatch, grade, require_preparable, require_startable
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import SpoolFull
 from agent_runtime.sandboxes.base import INTERRUPTED, Fence, SandboxFailure, SandboxProvider, Workspace, WorkspaceSpec
@@ -150,6 +150,7 @@ async def grade_artifacts(
     Raises GradingLost when all retries are used up, or if the verifier cannot start at all.
     """
     losses_alone = number = failed = 0
+    is_repeated = False
     while True:
         workspace: Workspace | None = None
         exposed = False
@@ -168,9 +169,17 @@ async def grade_artifacts(
             if spec.network["verifier"] != "None":
                 await workspace.enter("verifier", key=f"{turn}:enter")
             return await grade(
-                task, verifier, workspace, key_turn=turn, is_apart=is_apart, dropped=carried.dropped, watch=watch
+                task,
+                verifier,
+                workspace,
+                key_turn=turn,
+                is_apart=is_apart,
+                is_repeated=is_repeated,
+                dropped=carried.dropped,
+                watch=watch,
             )
         except Exception as error:
+            is_repeated = is_repeated or (isinstance(error, SandboxFailure) and error.reason == UNREACHABLE)
             is_alone = spec.alone if workspace is None else workspace.alone
             decision = attribute(error, Situation(Phase.GRADING, True, exposed, is_alone, losses_alone))
             if decision.action is Action.FAIL:

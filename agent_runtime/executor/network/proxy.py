@@ -14,7 +14,14 @@ from dataclasses import dataclass
 
 from agent_runtime.executor.http.messages import MAX_HEAD_BYTES
 from agent_runtime.executor.http.server import LINGER_SECONDS, log
-from agent_runtime.executor.network.rules import NO_NETWORK, Address, NetworkRule, split_authority
+from agent_runtime.executor.network.rules import (
+    NO_NETWORK,
+    Address,
+    NetworkRule,
+    join_authority,
+    normal_host,
+    split_authority,
+)
 
 # squid's port, which people recognise. It cannot collide: each workspace has its own loopback.
 PROXY_PORT = 3128
@@ -22,6 +29,7 @@ PROXY_PORT = 3128
 MAX_CONNECTIONS = 128
 HEAD_SECONDS = 30.0
 CONNECT_SECONDS = 15.0
+BAD_GATEWAY = "502 Bad Gateway"
 _PIECE_BYTES = 64 * 1024
 # Hop-by-hop headers, RFC 9110 section 7.6.1.
 _HOP_BY_HOP = frozenset(
@@ -103,6 +111,8 @@ class NetworkProxy:
     def __init__(self, rule: NetworkRule) -> None:
         self._rule = rule
         self._open: dict[asyncio.StreamWriter, tuple[asyncio.Task[None], Target | None]] = {}
+        self._failed: dict[tuple[str, int], str] = {}
+        """Listed destinations to which the last connection of this phase failed, and why."""
         self._server: asyncio.Server | None = None
 
     async def start(self, listener: int) -> None:
@@ -114,10 +124,25 @@ class NetworkProxy:
     def switch(self, rule: NetworkRule) -> None:
         """Switch to the next phase: open connections that are no longer allowed are closed."""
         self._rule = rule
+        self._failed = {}
         for writer, (_, target) in list(self._open.items()):
             # A client whose name is still being looked up is checked again before it is connected.
             if target is not None and self._refusal(target):
                 self._cut(writer)
+
+    async def check_failed(self) -> dict[str, str | None]:
+        """Connect again to each listed destination to which the last connection of this phase failed. Returns them as
+        `host:port`, each with why it cannot be reached now, or None.
+        """
+        return dict(await asyncio.gather(*(self._check(*destination) for destination in self._failed)))
+
+    async def _check(self, host: str, port: int) -> tuple[str, str | None]:
+        try:
+            _, _, to_remote = await self._connect(host, port)
+        except Refusal as refusal:
+            return join_authority(host, port), refusal.reason
+        to_remote.transport.abort()
+        return join_authority(host, port), None
 
     def close(self) -> None:
         """Stop listening, and close all connections."""
@@ -173,15 +198,7 @@ class NetworkProxy:
         async with asyncio.timeout(HEAD_SECONDS):
             head = await reader.readuntil(b"\r\n\r\n")
         request = read_request(head)
-        target = await self._look_up(request.host, request.port)
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                remote, to_remote = await asyncio.open_connection(str(target.address), target.port)
-        except (OSError, TimeoutError) as error:
-            reason = (
-                f"{request.host}:{request.port} ({target.address}) cannot be reached: {error or 'no answer in time'}"
-            )
-            raise Refusal("502 Bad Gateway", reason) from error
+        target, remote, to_remote = await self._connect(request.host, request.port)
         try:
             if refusal := self._refusal(target):
                 raise Refusal("403 Forbidden", refusal)
@@ -196,13 +213,33 @@ class NetworkProxy:
         finally:
             to_remote.transport.abort()
 
+    async def _connect(self, host: str, port: int) -> tuple[Target, asyncio.StreamReader, asyncio.StreamWriter]:
+        """Raises Refusal."""
+        rule, destination = self._rule, (normal_host(host), port)
+        try:
+            target = await self._look_up(host, port)
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    remote, to_remote = await asyncio.open_connection(str(target.address), target.port)
+            except (OSError, TimeoutError) as error:
+                reason = f"{host}:{port} ({target.address}) cannot be reached: {error or 'no answer in time'}"
+                raise Refusal(BAD_GATEWAY, reason) from error
+        except Refusal as refusal:
+            # Of a phase without a list, the workspace's programs choose the destinations, also some that never exist.
+            if refusal.status == BAD_GATEWAY and rule is self._rule and rule.kind == "List":
+                self._failed[destination] = refusal.reason
+            raise
+        if rule is self._rule:
+            self._failed.pop(destination, None)
+        return target, remote, to_remote
+
     async def _look_up(self, host: str, port: int) -> Target:
         if refusal := self._rule.refusal_of_name(host, port):
             raise Refusal("403 Forbidden", refusal)
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise Refusal("502 Bad Gateway", f"{host} cannot be looked up: {error}") from error
+            raise Refusal(BAD_GATEWAY, f"{host} cannot be looked up: {error}") from error
         targets = [Target(host, port, ipaddress.ip_address(info[4][0])) for info in found]
         refusals = [self._refusal(target) for target in targets]
         for target, refused in zip(targets, refusals, strict=True):

@@ -41,10 +41,7 @@ class NetworkRule:
         """Return the format of docs/executor.md, which `read_rule` parses."""
         if self.kind != "List":
             return self.kind
-        return sorted(
-            PUBLIC_ONLY * (pair in self.public) + (f"[{pair[0]}]" if ":" in pair[0] else pair[0]) + f":{pair[1]}"
-            for pair in self.allowed
-        )
+        return sorted(PUBLIC_ONLY * (pair in self.public) + join_authority(*pair) for pair in self.allowed)
 
     def refusal_of_name(self, host: str, port: int) -> str | None:
         """Return why this name must not even be looked up; None if it may."""
@@ -109,6 +106,11 @@ def split_authority(text: str, default_port: int = 0) -> tuple[str, int] | None:
     if not host.isascii() or any(char.isspace() or char in "/@?#%\\[]" for char in host) or len(host) > 253:
         return None
     return host, int(port)
+
+
+def join_authority(host: str, port: int) -> str:
+    """Return the inverse of `split_authority`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def normal_host(host: str) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -37,9 +38,14 @@ class Impossible(Exception):
 
 def mounts() -> list[tuple[str, str]]:
     """Return (mount point, file system type) of every visible mount, in mount order."""
-    with open("/proc/self/mountinfo", encoding="ascii") as file:
-        rows = [line.split(" ") for line in file.read().splitlines()]
-    return [(row[4].encode().decode("unicode_escape"), row[row.index("-") + 1]) for row in rows]
+    with open("/proc/self/mountinfo", "rb") as file:
+        rows = [line.split(b" ") for line in file.read().rstrip(b"\n").split(b"\n")]
+    return [(_unescaped(row[4]), os.fsdecode(row[row.index(b"-") + 1])) for row in rows]
+
+
+def _unescaped(point: bytes) -> str:
+    """Return a path of mountinfo, in which the kernel writes white space and backslashes as octal numbers."""
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), point))
 
 
 def is_below(path: str, folder: str) -> bool:

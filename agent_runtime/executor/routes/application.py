@@ -102,6 +102,7 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("DELETE", "workspaces/*"): Route(Rule.CHANGE, workspace_calls.destroy),
     ("POST", "workspaces/*/freeze"): Route(Rule.CHANGE, workspace_calls.freeze),
     ("PUT", "workspaces/*/network"): Route(Rule.CHANGE, workspace_calls.switch_network, Body.JSON),
+    ("GET", "workspaces/*/network"): Route(Rule.READ, workspace_calls.check_network),
     ("PUT", "workspaces/*/steady"): Route(Rule.REPEATABLE, workspace_calls.set_steady, Body.JSON),
     ("PUT", "workspaces/*/pause"): Route(Rule.REPEATABLE, workspace_calls.pause, Body.JSON),
     ("PUT", "workspaces/*/model"): Route(Rule.REPEATABLE, workspace_calls.open_port),

@@ -121,6 +121,10 @@ async def switch_network(call: Call) -> dict[str, Any]:
     return {"network": rule.as_json()}
 
 
+async def check_network(call: Call) -> dict[str, Any]:
+    return await call.seen().check_network()
+
+
 async def destroy(call: Call) -> dict[str, Any]:
     await call.sandbox.destroy(call.owned())
     return {}

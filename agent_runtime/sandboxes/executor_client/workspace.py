@@ -385,6 +385,10 @@ class ExecutorWorkspace:
         port = (await self._read(self._path)).json()["modelPort"]
         return 0 if port is None else int(port["missed"])
 
+    async def failed_connections(self) -> Mapping[str, str | None]:
+        failed: dict[str, str | None] = (await self._read(f"{self._path}/network")).json()["failed"]
+        return failed
+
     async def set_steady(self, is_steady: bool) -> None:
         await self._client.call("PUT", f"{self._path}/steady", hold=self._hold, json_body={"steady": is_steady})
 

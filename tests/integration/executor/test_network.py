@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.support.ports import free_ports
+
 PLAIN_REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
 # A client that knows how to use a proxy and no more; images have neither curl nor python for sure, bash's /dev/tcp is here.
 FETCH = "exec 3<>/dev/tcp/127.0.0.1/3128; printf '{request}' >&3; cat <&3"
@@ -18,7 +20,7 @@ def fetch(*lines: str) -> list[str]:
 
 
 @asynccontextmanager
-async def listening(seen: list[bytes]) -> AsyncIterator[int]:
+async def listening(seen: list[bytes], port: int = 0) -> AsyncIterator[int]:
     """Serve on the machine's loopback: greet by HTTP, then echo."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -31,7 +33,7 @@ async def listening(seen: list[bytes]) -> AsyncIterator[int]:
             writer.write(PLAIN_REPLY)
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", port)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -121,6 +123,32 @@ async def test_a_proxy_request_that_hides_a_second_one_is_not_passed_on(overlay:
         assert len(seen) == 1
         assert b"inner" not in seen[0]
         assert (await client.out(fetch("GET /origin-form HTTP/1.1"))).startswith("HTTP/1.1 400 ")
+
+
+async def test_a_listed_server_that_was_away_is_asked_again(overlay: Any, connect: Any) -> None:
+    async def failed(client: Any) -> dict[str, str | None]:
+        found: dict[str, str | None] = (await client.call("GET", "~/network")).json["failed"]
+        return found
+
+    seen: list[bytes] = []
+    away, other = free_ports(2)
+    listed = [f"localhost:{away}", f"127.0.0.1:{other}"]
+    async with listening(seen) as port, connect(overlay, network=[*listed, f"localhost:{port}"]) as client:
+        for place in (*listed, f"localhost:{port}", "localhost:1"):
+            await client.out(fetch(f"GET http://{place}/ HTTP/1.1"))
+        found = await failed(client)
+        assert set(found) == set(listed)
+        assert "cannot be reached" in (found[listed[0]] or "")
+        async with listening(seen, away):
+            assert (await failed(client))[listed[0]] is None
+            assert list(await failed(client)) == listed[1:]
+        # A destination that was reached at last counts as reached.
+        await client.out(fetch(f"GET http://localhost:{away}/ HTTP/1.1"))
+        async with listening(seen, away):
+            await client.out(fetch(f"GET http://localhost:{away}/ HTTP/1.1"))
+        assert list(await failed(client)) == listed[1:]
+        await client.call("PUT", "~/network", json={"network": listed})
+        assert await failed(client) == {}
 
 
 async def test_a_wrong_network_is_named(client: Any) -> None:

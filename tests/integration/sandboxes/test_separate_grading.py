@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.engine.attempt.grading import grade_artifacts
+from agent_runtime.engine.attempt.grading import GradingLost, grade_artifacts
 from agent_runtime.grading.grade import VerifierUnavailable, grade, require_preparable, require_startable
 from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.records import Verdict
 from rollout_api.rollout_job import Attempts, Verifier
 from rollout_api.tasks import Task
 from tests.integration.sandboxes.conftest import FIRST, spec, template
+from tests.support.ports import free_port
 
 SETUP = [
     "mkdir data other && echo good > other/x && echo old > data/x",
@@ -65,11 +67,13 @@ async def graded(
     user: str | None = None,
     verifier_user: str | None = None,
     as_root: str = "true",
+    network: Sequence[str] = (),
+    limit: int = 1,
     **verifier: Any,
 ) -> Verdict:
     """Return the verdict on a rollout whose agent ran those commands."""
     task = Task.model_validate({"name": "t", "prompt": "p", "verifier": {"user": verifier_user, **verifier}})
-    prepared = spec(working_dir=WORK_DIR, setup=setup, user=user, network={"verifier": "None"})
+    prepared = spec(working_dir=WORK_DIR, setup=setup, user=user, network={"verifier": list(network) or "None"})
     agent = await provider.acquire(prepared, attempt="0-1", fence=FIRST, name="agent")
     for number, command in enumerate(work):
         done = await agent.run(command, key=f"1:{number}", deadline_seconds=60)
@@ -90,7 +94,7 @@ async def graded(
         attempt="0-1",
         fence=FIRST,
         artifacts=artifacts,
-        attempts=Attempts(limit=1),
+        attempts=Attempts.model_validate({"limit": limit, "backoffSeconds": 0.1}),
         jitter=random.Random(),
     )
 
@@ -454,6 +458,45 @@ async def test_what_an_isolated_verifier_starts_gains_no_rights_by_setuid_progra
     verdict = await grade(task, Verifier(), workspace, key_turn=3, is_apart=True)
     assert (verdict.reward, verdict.forgeable) == (1, False), verdict
     await provider.close()
+
+
+async def test_a_judge_that_is_away_gives_no_reward(provider_of: Callable[..., LocalProvider]) -> None:
+    provider = provider_of("Overlay")
+    place = f"127.0.0.1:{free_port()}"
+    asks = (
+        "exec 3<>/dev/tcp/127.0.0.1/3128; "
+        f"printf 'CONNECT {place} HTTP/1.1\\r\\n\\r\\n' >&3; head -n 1 <&3 | grep ' 200 '"
+    )
+    await provider.open()
+    try:
+        with pytest.raises(GradingLost, match=f"{place}.*cannot be reached") as lost:
+            await graded(provider, [], network=[place], limit=2, commands=[f"bash -c {shlex.quote(asks)}"])
+        assert lost.value.reason == "Unreachable"
+        # A verdict that does not need the judge stands.
+        assert (await graded(provider, [], network=[place], commands=["true"])).passed
+        assert not (await graded(provider, [], network=[place], commands=["false"])).passed
+    finally:
+        await provider.close()
+
+
+async def test_an_isolated_verifier_may_say_that_it_has_no_verdict_and_others_may_not(
+    provider_of: Callable[..., LocalProvider],
+) -> None:
+    provider = provider_of("Overlay", "1000:1000")
+    says = "echo the judge is overloaded > /logs/verifier/unavailable.txt"
+    of_user: dict[str, Any] = {"setup": [], "user": "1000:1000", "verifier_user": "0"}
+    await provider.open()
+    try:
+        for kind in ("commands", "rewardFile"):
+            with pytest.raises(GradingLost, match=r"unavailable\.txt: the judge is overloaded"):
+                await graded(provider, [], **of_user, isolated=True, kind=kind, commands=[says, "false"])
+        as_user = f"setpriv --reuid 1000 --regid 1000 --clear-groups sh -c '{says}'"
+        assert not (await graded(provider, [], **of_user, isolated=True, commands=[as_user])).passed
+        forged = await graded(provider, [], **of_user, kind="rewardFile", commands=[says])
+    finally:
+        await provider.close()
+    assert (forged.reward, forged.forgeable) == (0, True)
+    assert "the judge is overloaded; this does not count" in forged.message
 
 
 async def test_thousands_of_deletions_and_hidden_files_are_graded(provider_of: Callable[..., LocalProvider]) -> None:

@@ -35,6 +35,10 @@ class FolderWorkspace:
     async def set_steady(self, is_steady: bool) -> None:
         """Nothing pauses here."""
 
+    async def failed_connections(self) -> Mapping[str, str | None]:
+        """Networks are not controlled here."""
+        return {}
+
     def _at(self, path: str) -> Path:
         return self.root / os.path.normpath(os.path.join(WORKING_DIR, path)).lstrip("/")
 

@@ -185,6 +185,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("It cannot be packed because the disk of the machine is broken", DiskFailed("p", "m"), COLLECTING, AGAIN_ATTEMPT, None),
     ("The sandbox was evicted while artifacts were stored", lost("Evicted"), COLLECTING, AGAIN_ATTEMPT, None),
     ("The verifier's program is missing in the prepared state", VerifierUnavailable("m"), PREPARING, AGAIN_GRADING, None),
+    ("A destination listed for the verifier is away", lost("Unreachable"), GRADING_AGAIN, AGAIN_GRADING, None),
     ("The grading sandbox could not be acquired", lost("NoPlace"), PREPARING, AGAIN_GRADING, None),
     ("It was lost from outside", lost("NodeLost"), GRADING_AGAIN, AGAIN_GRADING, None),
     ("Others have filled the disk under the sandbox", lost("DiskFull"), GRADING_AGAIN, AGAIN_GRADING, None),
@@ -198,6 +199,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("Lost, unexplained, alone in it, once", lost("SandboxLost"), GRADING_ALONE, AGAIN_GRADING, ISOLATED),
     ("Lost, unexplained, alone in it, twice", lost("SandboxLost"), GRADING_AGAIN, FAIL, None),
     ("`Shared`: the agent's sandbox was lost, once", lost("SandboxLost"), IN_PLACE, AGAIN_ATTEMPT, ISOLATED),
+    ("`Shared`: a destination listed for the verifier is away", lost("Unreachable"), IN_PLACE, AGAIN_ATTEMPT, None),
     ("`Shared`: the workspace was used up", WorkspaceLimit("Disk", "m"), IN_PLACE, FAIL, None),
     # The run
     ("Storage refuses, or stays away", StorageUnavailable("m"), SEALING, END, None),

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -10,14 +10,17 @@ import pytest
 from agent_runtime.engine.attempt.grading import GradingLost, grade_artifacts
 from agent_runtime.sandboxes.base import (
     SANDBOX_MEMORY,
+    CommandResult,
     Fence,
     SandboxFailure,
     SandboxProvider,
     Workspace,
     WorkspaceSpec,
 )
+from rollout_api.records import Verdict
 from rollout_api.rollout_job import Attempts, Verifier
 from rollout_api.tasks import Task
+from tests.support.dummy_sandboxes import DummyProvider, Files, ended
 
 
 class CrowdedProvider:
@@ -34,22 +37,49 @@ class CrowdedProvider:
 
 
 async def no_artifacts() -> AsyncIterator[bytes]:
-    yield b""
+    yield bytes(1024)  # an empty tar
+
+
+async def graded(provider: SandboxProvider, limit: int) -> Verdict:
+    return await grade_artifacts(
+        Task.model_validate({"name": "t", "prompt": "p", "verifier": {"commands": ["false"]}}),
+        Verifier(),
+        provider,
+        WorkspaceSpec(group="g", working_dir="/w", network={"verifier": ["judge:443"]}),
+        attempt="0-0",
+        fence=Fence(1, "me"),
+        artifacts=no_artifacts,
+        attempts=Attempts.model_validate({"limit": limit, "backoffSeconds": 0.01}),
+        jitter=random.Random(29),
+    )
 
 
 async def test_grading_without_memory_in_a_sandbox_of_its_own_uses_up_its_attempts() -> None:
     provider = CrowdedProvider()
-    grading = grade_artifacts(
-        Task.model_validate({"name": "t", "prompt": "p", "verifier": {"commands": ["true"]}}),
-        Verifier(),
-        cast(SandboxProvider, provider),
-        WorkspaceSpec(group="g", working_dir="/w"),
-        attempt="0-0",
-        fence=Fence(1, "me"),
-        artifacts=no_artifacts,
-        attempts=Attempts.model_validate({"limit": 2, "backoffSeconds": 1}),
-        jitter=random.Random(29),
-    )
+    grading = graded(cast(SandboxProvider, provider), limit=2)
     with pytest.raises(GradingLost, match="the sandbox's memory is used up"):
         await asyncio.wait_for(grading, 20)
     assert provider.asked == [False, True, True]
+
+
+@pytest.mark.parametrize(("reason", "gradings"), [(None, 2), ("judge:443 cannot be reached", 3)])
+async def test_grading_is_repeated_once_for_a_judge_that_was_away_and_as_often_as_others_for_one_that_still_is(
+    reason: str | None, gradings: int
+) -> None:
+    ran = 0
+
+    async def fail(_command: str | Sequence[str], _files: Files) -> CommandResult:
+        nonlocal ran
+        ran += _command == "false"
+        return ended(int(_command == "false"))
+
+    provider = DummyProvider(str(reason), fail)
+    provider.world.failed_connections = {"judge:443": reason}
+    grading = graded(provider, limit=3)
+    if reason is None:
+        assert not (await grading).passed
+    else:
+        with pytest.raises(GradingLost, match=reason) as lost:
+            await grading
+        assert lost.value.reason == "Unreachable"
+    assert ran == gradings
