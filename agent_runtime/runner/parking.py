@@ -72,7 +72,7 @@ class ParkedState(ApiModel):
 async def store(executor: ExecutorClient, parking: int, folder: Store) -> str:
     """Store every workspace, and then the state. Returns a sentence about the result.
 
-    The Sandbox can be used again after `release` only: a try does not know whether it is the last one.
+    Afterwards the executor is still until the operator lets it accept changes: a try does not know whether it is the last.
 
     Raises ParkingFailed, StorageError and SandboxFailure.
     """
@@ -208,11 +208,8 @@ async def _opened(address: str, token: str, idle_seconds: float) -> AsyncIterato
 
 
 async def run(what: str, parking: int, address: str, token: str, idle_seconds: float, folder: Store) -> str:
-    """Do one of `store`, `restore` and `release`, which lets the executor accept changes again."""
+    """Do `store` or `restore`."""
     async with _opened(address, token, idle_seconds) as executor:
-        if what == "release":
-            await _keep_still(executor, False, parking)
-            return "released"
         return await (store if what == "store" else restore)(executor, parking, folder)
 
 

@@ -129,16 +129,18 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class StillIfIdle:
-    """Have an executor become still for a parking, unless it was used less than `idle_seconds` ago."""
+class Still:
+    """Have an executor become still for a parking, or let it accept changes again."""
 
     parking: int
-    idle_seconds: int
+    is_still: bool = True
+    idle_seconds: int = 0
+    """It does not become still if it was used less than this ago."""
 
 
 @dataclass(frozen=True)
 class ExecutorRequest:
-    """What to ask of an executor: of a SandboxPool's Sandbox its use, of another one to become `still`."""
+    """What to ask of an executor: of a SandboxPool's Sandbox its use, of another one to be `still`."""
 
     namespace: str
     name: str
@@ -150,7 +152,7 @@ class ExecutorRequest:
     """Have it refuse further workspaces."""
     jobs: frozenset[str] = frozenset()
     """Jobs of the namespace that may have workspaces, as `job_tag`."""
-    still: StillIfIdle | None = None
+    still: Still | None = None
     forget: frozenset[str] = frozenset()
     """Jobs whose workspaces are left over, as `job_tag`: they are destroyed."""
 

@@ -61,7 +61,7 @@ class ExecutorReport:
     idle_seconds: float = 0.0
     """Time without a request and a running command, if it has not become still; 0 for Sandboxes of pools."""
     is_still: bool = False
-    """Whether it refuses every change, because it was idle for as long as asked."""
+    """Whether it refuses every change, for a parking."""
     draining: bool = False
     """Whether it refuses further workspaces."""
     measured: Measured = Measured()
@@ -174,13 +174,15 @@ class ExecutorContact:
 
     async def _ask(self, request: ExecutorRequest) -> ExecutorReport:
         if (still := request.still) is not None:
-            body = {"still": True, "parking": still.parking, "ifIdleSeconds": still.idle_seconds}
+            body = {"still": still.is_still, "parking": still.parking}
+            if still.idle_seconds:
+                body["ifIdleSeconds"] = still.idle_seconds
             answer = _Still.model_validate(await self._call(request, "PUT", "/still", body, statuses=(200, 409)))
-            if answer.still:
-                return ExecutorReport(clock.now(), is_still=True)
-            if answer.error is None:
-                raise ValueError("PUT /still: neither still nor in use")
-            return ExecutorReport(clock.now(), idle_seconds=answer.error.idle_seconds)
+            if answer.error is not None:
+                return ExecutorReport(clock.now(), idle_seconds=answer.error.idle_seconds)
+            if answer.still != still.is_still:
+                raise ValueError("PUT /still: the opposite of what was asked, and not in use")
+            return ExecutorReport(clock.now(), is_still=answer.still)
         for prefix in sorted(request.forget):
             await self._call(request, "DELETE", f"/attempts?prefix={prefix}")
         if request.drain:

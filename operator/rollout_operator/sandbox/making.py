@@ -169,7 +169,7 @@ def missing_policy(seen: Observed, spec: SandboxSpec) -> tuple[Create, ...]:
     callers = [] if clients is None else [{"podSelector": clients}]
     if spec.parking is not None:
         callers.append({"podSelector": {"matchLabels": parking_labels(seen.name)}})
-    if (owner is not None and owner.is_pool) or spec.parks_when_idle:
+    if (owner is not None and owner.is_pool) or spec.parking is not None:
         callers.append(operator_peer(seen.config))
     rules = network.policy_spec(pods, callers, reach, seen.config.dns)
     return (Create(_with_owner(seen, "NetworkPolicy", name, spec=rules)),)

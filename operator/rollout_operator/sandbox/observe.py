@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from rollout_api.cluster import EXECUTOR_ANNOTATION, PARKING_ANNOTATION, POD_ANNOTATION, by_hand_name
@@ -14,6 +14,7 @@ from rollout_operator.actions import Fact, Ref
 from rollout_operator.cache import controller_of, read_as, uid_of
 from rollout_operator.conditions import end_of_job, parse_time
 from rollout_operator.executor_contact import ExecutorReport
+from rollout_operator.sandbox.reasons import waiting_for
 from rollout_operator.sandbox.validate import Owner, parse_spec
 from rollout_operator.world import World
 
@@ -67,6 +68,8 @@ def restoring_pauses(sandbox_uid: str) -> Fact:
     return ("restoring-pauses", sandbox_uid)
 
 
+NO_POD_AFTER = timedelta(seconds=10)
+"""Time after which a Job without a pod needs attention."""
 CONTAINER = "parking"
 """Name of the container of a Job that stores the files of a Sandbox, or brings them back."""
 
@@ -84,6 +87,10 @@ class ParkingJob:
     state: Literal["Running", "Succeeded", "Failed"]
     message: str
     """The last words of its newest pod that has ended; of one that succeeded, if the Job has. Empty if none can be read."""
+    has_begun: bool
+    """Whether a pod of it has run."""
+    problem: str
+    """Why it has not begun, if that will not end by itself soon. Empty if nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -195,13 +202,19 @@ def _parking_jobs(world: World, namespace: str, uid: str) -> Iterator[ParkingJob
         if "deletionTimestamp" in job["metadata"]:
             continue
         succeeded, failed = end_of_job(job)
-        ended = [
-            container["state"]["terminated"]
-            for pod in world.cache.owned("Pod", namespace, uid_of(job))
+        pods = list(world.cache.owned("Pod", namespace, uid_of(job)))
+        states = [
+            container.get("state", {})
+            for pod in pods
             for container in pod["status"].get("containerStatuses", ())
             # Webhooks may add others.
-            if container["name"] == CONTAINER and "terminated" in container.get("state", {})
+            if container["name"] == CONTAINER
         ]
+        ended = [state["terminated"] for state in states if "terminated" in state]
+        waits = [waiting_for(pod, world.now, CONTAINER) for pod in pods]
+        problems = [f"{wait.reason}: {wait.message}" for wait in waits if wait.is_problem]
+        if not pods and world.now - parse_time(job["metadata"]["creationTimestamp"]) >= NO_POD_AFTER:
+            problems = ["it has no pod, for example because a quota refuses it; its Events say why"]
         if succeeded:
             ended = [state for state in ended if state.get("exitCode") == 0]
         last: Mapping[str, Any] = max(ended, key=lambda state: str(state.get("finishedAt")), default={})
@@ -213,6 +226,9 @@ def _parking_jobs(world: World, namespace: str, uid: str) -> Iterator[ParkingJob
             parking=annotations.get(PARKING_ANNOTATION),
             state="Succeeded" if succeeded else "Failed" if failed else "Running",
             message=str(last.get("message") or (failed or {}).get("message") or "").strip(),
+            has_begun=bool((job.get("status") or {}).get("failed"))
+            or any(not {"running", "terminated"}.isdisjoint(state) for state in states),
+            problem="; ".join(problems),
         )
 
 

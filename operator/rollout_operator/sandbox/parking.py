@@ -4,6 +4,8 @@ Ready ──► Parking: a Job stores ──► Parked: no pod ──► Restori
              │ fails                                      ▲          │ pod or Job fails
              └──► StoreFailed: the pod is kept            └──────────┘
 
+From Parking until the end of the Job, the executor is still: it refuses every change, and does not end itself for idleness.
+
 Both conditions, Parked and the reason of Ready, are the whole state. A pod is deleted for parking only while Parked is
 True, which says that everything is stored. Each parking has the next number, `status.parking`. Jobs of other numbers count
 for nothing, whatever they report, and only the files of this number are brought back. No side effects.
@@ -40,13 +42,14 @@ from rollout_operator.actions import (
     Plan,
     Ref,
     Remember,
-    StillIfIdle,
+    Still,
 )
 from rollout_operator.cache import uid_of
 from rollout_operator.conditions import condition, find, holds, parse_time
+from rollout_operator.executor_contact import ExecutorReport
 from rollout_operator.runner_pod import container_fields, pod_fields
 from rollout_operator.sandbox import making, status, steps
-from rollout_operator.sandbox.observe import CONTAINER, Observed, ParkingJob, restoring_pauses
+from rollout_operator.sandbox.observe import CONTAINER, NO_POD_AFTER, Observed, ParkingJob, restoring_pauses
 from rollout_operator.sandbox.reasons import PARKED, READY, FinishedReason, exec_failure, is_running, is_terminating
 
 PARKING, STORE_FAILED, RESTORING, RESTORE_FAILED = "Parking", "StoreFailed", "Restoring", "RestoreFailed"
@@ -58,6 +61,8 @@ RETRIES: Final = 3
 """Failures of a Job's pods after which it has failed. Kubernetes' pauses before them are 10, 20 and 40 s."""
 MOST_SECONDS: Final = 3600
 """Time limit of a Job, with all its retries: enough for 30 GB at 10 MB/s."""
+STORING_WORDS: Final = "its files are being stored"
+RESTORING_WORDS: Final = "its files are brought back into a new pod"
 PAUSE_SECONDS: Final = 20.0
 """Pause before the next try to bring a Sandbox back."""
 LEAST_ASK_SECONDS: Final = 5.0
@@ -72,7 +77,7 @@ def plan(seen: Observed, spec: SandboxSpec) -> Plan | None:
     if parked is not None and parked.status == "True":
         return _bring_back(seen, spec, parked) if spec.running else _stay_parked(seen)
     match ready.reason if ready is not None else "":
-        case "Parking":
+        case "Parking" | "ParkingWaits":
             return _store(seen, spec)
         case "StoreFailed":
             return _after_failure(seen, spec)
@@ -89,10 +94,7 @@ def wait_until_idle(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
         return Plan()
     if seen.key is None:
         return Plan((making.key_action(seen),))
-    ready, report = find(seen.status.conditions, READY), seen.report
-    since = parse_time(ready.last_transition_time) if ready is not None and ready.last_transition_time else None
-    # A report from before it became Ready is that of an earlier pod.
-    if report is not None and (since is None or report.at > since):
+    if (report := _report_of(seen)) is not None:
         if report.answered and report.is_still:
             words = f"it received no request for {spec.idle_seconds} s (spec.idleSeconds), so it is parked"
             # The version, because the network may deliver the write long after the Sandbox is back.
@@ -104,17 +106,29 @@ def wait_until_idle(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
         left = steps.seconds_left(report.at, wait if report.answered else min(wait, UNANSWERED), seen.now)
         if left > 0:
             return Plan(requeue_seconds=left)
+    return Plan((_ask(seen, pod, Still(_next_number(seen), idle_seconds=spec.idle_seconds)),))
+
+
+def _report_of(seen: Observed) -> ExecutorReport | None:
+    """Return what its executor answered since Ready has changed. An earlier report is of another pod, or another parking."""
+    ready, report = find(seen.status.conditions, READY), seen.report
+    since = parse_time(ready.last_transition_time) if ready is not None and ready.last_transition_time else None
+    return report if report is not None and (since is None or report.at > since) else None
+
+
+def _ask(seen: Observed, pod: Manifest, still: Still) -> Action:
+    """Return the action that asks its executor; first of all, that learns its key."""
+    if seen.key is None:
+        return making.key_action(seen)
     token = executor_token(seen.key, seen.name, seen.uid)
-    still = StillIfIdle(_next_number(seen), spec.idle_seconds)
     address = pod["status"].get("podIP", "")
-    request = ExecutorRequest(seen.namespace, seen.name, seen.uid, address, token, still=still)
-    return Plan((AskExecutors((request,)),))
+    return AskExecutors((ExecutorRequest(seen.namespace, seen.name, seen.uid, address, token, still=still),))
 
 
 def begin(seen: Observed) -> Plan:
     """Return the plan that begins to park a Ready Sandbox."""
     seen = replace(seen, status=seen.status.model_copy(update={"parking": _next_number(seen)}))
-    return _report(seen, "Normal", PARKING, "its files are being stored", PARKING)
+    return _report(seen, "Normal", PARKING, STORING_WORDS, PARKING)
 
 
 def _next_number(seen: Observed) -> int:
@@ -131,12 +145,8 @@ def _store(seen: Observed, spec: SandboxSpec) -> Plan:
     job = _job_of(seen, "store")
     if stale := [each for each in seen.jobs if each != job]:
         return Plan(deletes(seen, stale))
-    if job is None:
-        if seen.pod is None:
-            return steps.without_its_pod(seen)
-        if ending := steps.ending(seen, seen.pod, was_ready=True):
-            return steps.finish(seen, ending)
-        return _create_job(seen, spec, seen.pod, "store")
+    if job is None or (job.state == "Running" and not job.has_begun):
+        return _before_storing(seen, spec, job)
     if job.state == "Succeeded" and job.message.startswith(STORED_IN_PART):
         return _report(
             seen, "Warning", IN_PART, job.message, STORE_FAILED, condition(PARKED, False, IN_PART, job.message)
@@ -152,7 +162,47 @@ def _store(seen: Observed, spec: SandboxSpec) -> Plan:
         return _report(
             seen, "Warning", STORE_FAILED, words, STORE_FAILED, condition(PARKED, False, STORE_FAILED, words)
         )
-    return Plan()
+    return _progress(seen, job, PARKING, STORING_WORDS)
+
+
+def _before_storing(seen: Observed, spec: SandboxSpec, job: ParkingJob | None) -> Plan:
+    """Make its executor still at once, so that it does not end itself before the Job begins. Until then, all can be
+    undone.
+    """
+    pod, report = seen.pod, _report_of(seen)
+    if pod is None:
+        return steps.without_its_pod(seen)
+    if ending := steps.ending(seen, pod, was_ready=True):
+        return steps.finish(seen, ending)
+    if spec.running or (report is not None and report.answered and not report.is_still):
+        return _use_again(seen, spec, pod)
+    if job is not None and (said := _progress(seen, job, PARKING, STORING_WORDS)).status is not None:
+        return said
+    wait = _unanswered(seen)
+    is_asked = report is None or (not report.answered and not wait)
+    asked = (_ask(seen, pod, Still(seen.status.parking or 0)),) if is_asked else ()
+    if job is None:
+        created = _create_job(seen, spec, pod, "store")
+        return replace(created, actions=(*asked, *created.actions))
+    return Plan(asked, requeue_seconds=wait or NO_POD_AFTER.total_seconds())
+
+
+def _use_again(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
+    """Let the executor of a pod that was not given back accept changes again; then it is Ready."""
+    if seen.jobs:
+        return Plan(deletes(seen, seen.jobs))
+    report = _report_of(seen)
+    if report is not None and report.answered and not report.is_still:
+        return _ready_again(seen, spec, pod)
+    if wait := _unanswered(seen):
+        return Plan(requeue_seconds=wait)
+    return Plan((_ask(seen, pod, Still(seen.status.parking or 0, is_still=False)),))
+
+
+def _unanswered(seen: Observed) -> float:
+    """Return the seconds until its executor is asked again after a question without an answer; else 0."""
+    report = _report_of(seen)
+    return 0.0 if report is None or report.answered else max(0.0, steps.seconds_left(report.at, UNANSWERED, seen.now))
 
 
 def _after_failure(seen: Observed, spec: SandboxSpec) -> Plan:
@@ -161,15 +211,11 @@ def _after_failure(seen: Observed, spec: SandboxSpec) -> Plan:
         return _parked_in_part(seen, steps.without_its_pod(seen))
     if ending := steps.ending(seen, seen.pod, was_ready=True):
         return _parked_in_part(seen, steps.finish(seen, ending))
-    job = _job_of(seen, "release")
-    if not spec.running or len(seen.jobs) > (job is not None):
+    if not spec.running:
         return Plan(deletes(seen, seen.jobs), requeue_seconds=steps.lost_in(seen))
-    if job is None:
-        return _create_job(seen, spec, seen.pod, "release")
-    if job.state == "Failed":
-        words = job.message or "its executor does not answer"
-        return Plan((_pause(seen), *deletes(seen, seen.jobs)), events=(Event("Warning", RESTORE_FAILED, words),))
-    return _ready_again(seen, spec, seen.pod) if job.state == "Succeeded" else Plan(requeue_seconds=steps.lost_in(seen))
+    used = _use_again(seen, spec, seen.pod)
+    soonest = min(filter(None, (steps.lost_in(seen), used.requeue_seconds)), default=None)
+    return replace(used, requeue_seconds=soonest)
 
 
 def _parked_in_part(seen: Observed, finished: Plan) -> Plan:
@@ -192,7 +238,7 @@ def _bring_back(seen: Observed, spec: SandboxSpec, parked: Condition) -> Plan:
     """Create a pod, and a Job for it. Everything that fails is deleted and created again, because the files are stored."""
     ready, pod = find(seen.status.conditions, READY), seen.pod
     if ready is None or ready.reason == PARKED:
-        return _report(seen, None, RESTORING, "its files are brought back into a new pod", RESTORING)
+        return _report(seen, None, RESTORING, RESTORING_WORDS, RESTORING)
     if pod is not None and _parked_since(pod) != parked.last_transition_time:
         return _drop(seen)
     job = _job_of(seen, "restore") if pod is not None else None
@@ -218,7 +264,12 @@ def _bring_back(seen: Observed, spec: SandboxSpec, parked: Condition) -> Plan:
         return _begin_again(seen, pod, RESTORE_FAILED, words)
     if job.state == "Succeeded":
         return _ready_again(seen, spec, pod)
-    return Plan(making.learned_refusals(seen), requeue_seconds=steps.lost_in(seen))
+    if (said := _progress(seen, job, RESTORING, RESTORING_WORDS)).status is not None:
+        return said
+    soonest = min(
+        filter(None, (steps.lost_in(seen), None if job.has_begun else NO_POD_AFTER.total_seconds())), default=None
+    )
+    return Plan(making.learned_refusals(seen), requeue_seconds=soonest)
 
 
 def _create_pod(seen: Observed, spec: SandboxSpec, parked: Condition) -> Plan:
@@ -286,6 +337,16 @@ def _report(seen: Observed, kind: Any, event: str, words: str, reason: str, *mor
     return Plan(status=fresh.wire(), events=() if kind is None else (Event(kind, event, words),))
 
 
+def _progress(seen: Observed, job: ParkingJob, reason: str, words: str) -> Plan:
+    """Return the plan that writes whether the Job has a problem, unless Ready has that reason."""
+    kind, event = None, ""
+    if job.problem and not job.has_begun:
+        kind, event, words = "Warning", f"{reason}Waits", f"the Job {job.name} has not begun: {job.problem}"
+        reason = event
+    ready = find(seen.status.conditions, READY)
+    return Plan() if ready is not None and ready.reason == reason else _report(seen, kind, event, words, reason)
+
+
 def _job_of(seen: Observed, what: str) -> ParkingJob | None:
     """Return the Job that does `what` for the current parking and the current pod, or a pod that no longer exists."""
     name, number = _job_name(seen, what), str(seen.status.parking)
@@ -301,13 +362,13 @@ def _job_name(seen: Observed, what: str) -> str:
 def _create_job(seen: Observed, spec: SandboxSpec, pod: Manifest, what: str) -> Plan:
     if seen.restoring_pauses:
         return Plan(requeue_seconds=PAUSE_SECONDS)
-    if seen.key is None:
-        return Plan((making.key_action(seen),))
-    return Plan((Create(job_for(seen, spec, pod, what)),))
+    # Also if the key is known: nothing may have mounted its Secret for long, and somebody may have deleted it.
+    key = making.key_action(seen)
+    return Plan((key,) if seen.key is None else (key, Create(job_for(seen, spec, pod, what))))
 
 
 def job_for(seen: Observed, spec: SandboxSpec, pod: Manifest, what: str) -> Json:
-    """Return the Job that does `store`, `restore` or `release` (agent_runtime/runner/parking.py) for this pod."""
+    """Return the Job that does `store` or `restore` (agent_runtime/runner/parking.py) for this pod."""
     assert spec.parking is not None
     config = seen.config
     number, address = str(seen.status.parking), pod["status"]["podIP"]

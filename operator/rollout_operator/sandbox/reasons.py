@@ -172,8 +172,8 @@ def _how(ended: Mapping[str, Any]) -> str:
     return f"{code}: {_message_of(ended, 'no reason was reported')}"
 
 
-def waiting_for(pod: Manifest, now: datetime) -> Waiting:
-    """Return what a pod that is not running yet waits for."""
+def waiting_for(pod: Manifest, now: datetime, container: str = CONTAINER) -> Waiting:
+    """Return what a pod that is not running yet waits for, by the state of this container."""
     conditions = pod["status"].get("conditions", ())
     if scheduled := next((c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), None):
         return Waiting(SCHEDULED, scheduled.get("reason") or "Unschedulable", _message_of(scheduled), is_problem=True)
@@ -181,7 +181,7 @@ def waiting_for(pod: Manifest, now: datetime) -> Waiting:
         is_ignored = now - parse_time(pod["metadata"]["creationTimestamp"]) >= SCHEDULER_GRACE
         words = "no scheduler has processed it yet; check that its schedulerName is that of a running scheduler"
         return Waiting(SCHEDULED, "Pending", words, is_problem=is_ignored)
-    waiting = _waiting(pod)
+    waiting = _waiting(pod, container)
     reason = waiting.get("reason", "")
     if reason in _PULL_REASONS:
         # The kubelet alternates between two reasons. One reason and the registry's message keep the condition stable.
@@ -204,10 +204,8 @@ def seconds_until_lost(node: Manifest, now: datetime) -> float | None:
     return (parse_time(since) + NODE_GRACE - now).total_seconds() if since else NODE_GRACE.total_seconds()
 
 
-def _container(pod: Manifest) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = next(
-        (c for c in pod["status"].get("containerStatuses", ()) if c["name"] == CONTAINER), {}
-    )
+def _container(pod: Manifest, name: str = CONTAINER) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next((c for c in pod["status"].get("containerStatuses", ()) if c["name"] == name), {})
     return found
 
 
@@ -221,13 +219,13 @@ def _failed_init(pod: Manifest) -> Mapping[str, Any] | None:
     return next((ended for ended in ends if ended and ended.get("exitCode") != 0), None)
 
 
-def _waiting(pod: Manifest) -> Mapping[str, Any]:
+def _waiting(pod: Manifest, container: str = CONTAINER) -> Mapping[str, Any]:
     """Return what a container waits for. An init container's problem takes precedence over PodInitializing."""
-    for status in (*pod["status"].get("initContainerStatuses", ()), _container(pod)):
+    for status in (*pod["status"].get("initContainerStatuses", ()), _container(pod, container)):
         waiting: Mapping[str, Any] = status.get("state", {}).get("waiting") or {}
         if waiting.get("reason", "") not in _NORMAL_START:
             return waiting
-    return _container(pod).get("state", {}).get("waiting") or {}
+    return _container(pod, container).get("state", {}).get("waiting") or {}
 
 
 def _message_of(state: Mapping[str, Any], otherwise: str = "") -> str:

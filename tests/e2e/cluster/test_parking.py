@@ -1,6 +1,7 @@
 """A Sandbox that is parked has no pod, and all of its files when it is back; also if its pod or node is lost meanwhile."""
 
 import json
+import time
 
 import pytest
 
@@ -104,6 +105,20 @@ def test_idle_sandbox_is_parked_by_itself_and_not_while_a_command_runs(cluster: 
     sandbox.run("sh", "-c", "sleep 20; echo mine > file")
     assert sandbox.condition("Ready")["status"] == "True"
     eventually(lambda: sandbox.condition("Parked").get("status") == "True" or None, 120, lambda: describe(sandbox))
+    set_running(sandbox, True)
+    wait_until_back(sandbox)
+    assert sandbox.run("cat", "file") == "mine\n"
+
+
+def test_parking_that_cannot_begin_says_why_and_can_be_taken_back(cluster: Cluster, namespace: str) -> None:
+    storage = {"uri": f"s3://{cluster.bucket}/{namespace}", "secretRef": "no-such-secret"}
+    sandbox = ByHand(cluster, namespace, "mine").apply(parking=storage, idleSeconds=10)
+    sandbox.wait_ready()
+    sandbox.run("sh", "-c", "echo mine > file")
+    set_running(sandbox, False)
+    eventually(lambda: sandbox.condition("Ready")["reason"] == "ParkingWaits" or None, 120, lambda: describe(sandbox))
+    assert "no-such-secret" in sandbox.condition("Ready")["message"]
+    time.sleep(15)  # longer than `idleSeconds`
     set_running(sandbox, True)
     wait_until_back(sandbox)
     assert sandbox.run("cat", "file") == "mine\n"

@@ -35,6 +35,12 @@ async def parking(what: str, executor: Any, folder: Path, number: int = 1) -> st
     return await run(what, number, executor.address, executor.token, IDLE_SECONDS, Store.open(str(folder), {}))
 
 
+async def release(client: Any, number: int = 1) -> None:
+    """Do as the operator does after a store that failed."""
+    answer = await client.call("PUT", "/still", json={"still": False, "parking": number}, keyed=False)
+    assert answer.json == {"still": False}
+
+
 async def begun(what: str, executor: Any, folder: Path) -> asyncio.subprocess.Process:
     """Start it in a process that a test may kill."""
     arguments = (what, executor.address, executor.token, str(folder))
@@ -170,8 +176,8 @@ async def test_sandbox_whose_store_failed_can_be_used_again_after_its_release(
             await parking("store", executor, tmp_path)
         assert ((await command)["signal"], (await command)["cause"]) == (9, "Parked")
         assert (await client.start("true")).code == "Conflict", "another try may go on"
-        await parking("release", executor, tmp_path)
-        await parking("release", executor, tmp_path)
+        await release(client)
+        await release(client)
         assert await client.out("echo on", cwd="/") == "on\n"
         with pytest.raises(SandboxFailure, match="parking 1 is over"):
             await parking("store", executor, tmp_path)
@@ -302,7 +308,7 @@ async def test_workspace_that_cannot_be_stored_does_not_keep_others_from_it(
         assert (await client.run(["python3", "-c", DEEP], cwd="/"))["exitCode"] == 0
         with pytest.raises(ParkingFailed, match=r"0 of 1 .*left out .* 4096 bytes or more"):
             await parking("store", executor, tmp_path, 1)
-        await parking("release", executor, tmp_path, 1)
+        await release(client)
         orders: list[dict[str, Any]] = [{"id": "good"}, {"id": "volumes", "volumes": {"data": "/data"}, "shares": True}]
         for order in orders:
             assert (await client.call("POST", "/workspaces", json=order)).status == 200

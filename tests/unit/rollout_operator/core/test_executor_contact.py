@@ -11,7 +11,7 @@ from aiohttp import web
 
 from rollout_api.measured_memory import Measured
 from rollout_operator import executor_contact
-from rollout_operator.actions import AskExecutors, ExecutorRequest, Ref, StillIfIdle
+from rollout_operator.actions import AskExecutors, ExecutorRequest, Ref, Still
 from rollout_operator.executor_contact import MOST_LEFT_OVER, MOST_LISTED, ExecutorContact, ExecutorReport
 from rollout_operator.tenant_limits import ByteBudget
 
@@ -101,7 +101,7 @@ async def test_use_and_jobs_are_read(executor: Executor) -> None:
 
 
 async def test_sandbox_without_a_pool_is_asked_to_become_still_if_it_is_idle(executor: Executor) -> None:
-    still = StillIfIdle(3, 900)
+    still = Still(3, idle_seconds=900)
     executor.still = 409, {"error": {"code": "Conflict", "message": "in use", "idleSeconds": 12.5}}
     report = await asked(still=still)
     assert (report.idle_seconds, report.is_still, report.answered) == (12.5, False, True)
@@ -113,6 +113,16 @@ async def test_sandbox_without_a_pool_is_asked_to_become_still_if_it_is_idle(exe
         assert (report.is_still, report.answered) == (False, False)
     assert executor.calls == ["PUT /v1/still"] * 5
     assert executor.asked_still == {"still": True, "parking": 3, "ifIdleSeconds": 900}
+
+
+async def test_executor_is_made_still_for_a_parking_and_used_again(executor: Executor) -> None:
+    for is_still in (True, False):
+        executor.still = 200, {"still": is_still}
+        report = await asked(still=Still(3, is_still=is_still))
+        assert (report.is_still, report.answered) == (is_still, True)
+        assert executor.asked_still == {"still": is_still, "parking": 3}
+        executor.still = 200, {"still": not is_still}
+        assert not (await asked(still=Still(3, is_still=is_still))).answered
 
 
 async def test_measured_memory_is_read(executor: Executor) -> None:

@@ -11,7 +11,7 @@ from rollout_operator.actions import Create, EnsureKey, ReadKey, Remember
 from rollout_operator.sandbox import observe
 from rollout_operator.sandbox.making import Invalid, learned_refusals, make_pod
 from rollout_operator.sandbox.observe import VARIANTS, image_volumes_refused, overlay_refused, pod_refused
-from rollout_operator.world import Memory, World
+from rollout_operator.world import Memory, World, operator_peer
 from tests.unit.rollout_operator.sandbox.objects import NOW, RUNNING, Json, node, pod, rollout_job, sandbox, world
 
 
@@ -70,10 +70,11 @@ def test_a_sandbox_by_hand_admits_the_pods_that_it_names() -> None:
     assert policy.body["spec"]["podSelector"]["matchLabels"].items() <= created.body["metadata"]["labels"].items()
 
 
-def test_sandbox_that_can_be_parked_admits_the_pods_of_its_own_parking_jobs() -> None:
+def test_sandbox_that_can_be_parked_admits_the_operator_and_the_pods_of_its_own_parking_jobs() -> None:
     policy, _ = make(world(node()), sandbox(parking={"uri": "s3://bucket/prefix"}))
     labels = {"rollout.dev/role": "parking", "rollout.dev/sandbox": "s"}
-    assert policy.body["spec"]["ingress"][0]["from"] == [{"podSelector": {"matchLabels": labels}}]
+    jobs, operator = policy.body["spec"]["ingress"][0]["from"]
+    assert (jobs, operator) == ({"podSelector": {"matchLabels": labels}}, operator_peer(world(node()).config))
 
 
 def test_every_mode_is_tried_in_order_and_the_last_refusal_is_reported() -> None:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rollout_api.cluster import PARKED_ANNOTATION, PARKING_ANNOTATION, POD_ANNOTATION, STORED_IN_PART
 from rollout_api.on_cluster.sandbox_pod import Identity, executor_config
 from rollout_api.sandbox import SandboxSpec, SandboxStatus, WorkspaceMode
-from rollout_operator.actions import AskExecutors, Create, Delete, EnsureKey, Patch, Plan, Remember, StillIfIdle
+from rollout_operator.actions import AskExecutors, Create, Delete, EnsureKey, Patch, Plan, Remember, Still
 from rollout_operator.cache import Cache
 from rollout_operator.conditions import timestamp
 from rollout_operator.executor_contact import ExecutorReport
@@ -52,6 +52,8 @@ class Cluster:
         """Uid of the pod that has the files."""
         self.accident = False
         """Whether the pod was lost while it was not parked, which may end any Sandbox."""
+        self.asked: Still | None = None
+        """What the executor was asked, and has not answered."""
         self.made = 0
         self.events: list[str] = []
 
@@ -84,6 +86,8 @@ class Cluster:
                 self.memory.learn(action, self.now.timestamp())
             case EnsureKey():
                 self.keys["uid-s"] = KEY
+            case AskExecutors((request,)):
+                self.asked = request.still
             case Create(body) if body["kind"] in ("Pod", "Job"):
                 self.create(copy.deepcopy(dict(body)))
             case Patch(_, change):
@@ -161,14 +165,36 @@ class Cluster:
             assert number == self.stored_as
             # A complete copy of what is stored. Work in it makes it the only one.
             self.files_in = uid
-        if what == "release":
-            assert self.files_in == uid
         job["status"] = {"conditions": [{"type": CONDITION_OF[how], "status": "True"}]}
-        owner = {"kind": "Job", "name": name, "uid": job["metadata"]["uid"], "controller": True}
-        metadata = {"name": f"{name}-x", "namespace": "lab", "uid": f"{name}-x", "ownerReferences": [owner]}
         state = ended(0 if how == "Succeeded" else 1, message=words if is_read else "")
-        status = {"phase": how, "containerStatuses": [{"name": "parking", "state": state}]}
-        job["pod"] = {"kind": "Pod", "metadata": metadata, "spec": {}, "status": status}
+        job["pod"] = self._pod_of(name, state, how)
+
+    def begins(self, name: str) -> None:
+        """Have a pod of a Job run."""
+        self.jobs[name]["pod"] = self._pod_of(name, RUNNING)
+
+    def waits(self, name: str, reason: str, message: str) -> None:
+        """Have a pod of a Job not run."""
+        self.jobs[name]["pod"] = self._pod_of(name, {"waiting": {"reason": reason, "message": message}})
+
+    def _pod_of(self, name: str, state: Json, phase: str = "Running") -> Json:
+        owner = {"kind": "Job", "name": name, "uid": self.jobs[name]["metadata"]["uid"], "controller": True}
+        metadata = {
+            "name": f"{name}-x",
+            "namespace": "lab",
+            "uid": f"{name}-x",
+            "ownerReferences": [owner],
+            "creationTimestamp": timestamp(self.now),
+        }
+        status = {"phase": phase, "containerStatuses": [{"name": "parking", "state": state}]}
+        return {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": "n1"}, "status": status}
+
+    def answers(self, *, answered: bool = True) -> None:
+        """Its executor answers what it was asked; not a question whether it is idle."""
+        if (still := self.asked) is not None and not still.idle_seconds:
+            self.now += timedelta(seconds=1)
+            self.reports["uid-s"] = ExecutorReport(self.now, is_still=still.is_still, answered=answered)
+            self.asked = None
 
     def has_been_idle(self, seconds: float, *, answered: bool = True) -> None:
         """Its executor was asked to become still after 900 idle seconds, and reports that."""
@@ -188,6 +214,9 @@ class Cluster:
         """Return status and reason."""
         found = next((each for each in self.conditions() if each["type"] == kind), {"status": "", "reason": ""})
         return found["status"], found["reason"]
+
+    def message(self, kind: str) -> str:
+        return next(str(each["message"]) for each in self.conditions() if each["type"] == kind)
 
     def is_parked(self) -> bool:
         return self.condition("Parked")[0] == "True"
@@ -228,6 +257,7 @@ def test_parking_stores_first_and_then_gives_the_pod_back() -> None:
     assert container["command"][3:] == ["store", "1", "lab", "s", "uid-s", address, seconds, PARKING["uri"]]
     assert container["envFrom"] == [{"secretRef": {"name": "storage"}}]
     assert job["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    cluster.begins("s-park")
     cluster.set_running(True)
     assert cluster.act() == Plan(), "it is stored first"
     cluster.set_running(False)
@@ -271,10 +301,68 @@ def test_failed_store_keeps_the_pod_and_says_why() -> None:
     assert (cluster.condition("Parked"), cluster.jobs) == (("False", "StoreFailed"), {})
     assert next(each for each in cluster.conditions() if each["type"] == "Ready")["message"] == "NoSuchBucket"
     cluster.set_running(True)
-    cluster.act(2)
-    cluster.ends("s-unpark", "Succeeded")
+    cluster.act()
+    assert cluster.asked == Still(1, is_still=False)
+    cluster.answers(answered=False)
+    assert cluster.act() == Plan(requeue_seconds=30)
+    cluster.now += timedelta(seconds=30)
+    cluster.act()
+    cluster.answers()
     cluster.act(2)
     assert (cluster.condition("Ready"), cluster.jobs, cluster.pod is not None) == (("True", "Running"), {}, True)
+
+
+def test_executor_is_still_before_the_job_begins_which_can_be_undone_until_then() -> None:
+    cluster = serving()
+    cluster.set_running(False)
+    cluster.act(2)
+    assert (cluster.asked, list(cluster.jobs)) == (Still(1), ["s-park"])
+    cluster.answers(answered=False)
+    cluster.act()
+    assert cluster.asked != Still(1)
+    cluster.now += timedelta(seconds=30)
+    cluster.act(2)
+    assert cluster.asked == Still(1)
+    cluster.answers()
+    cluster.act()
+    assert cluster.asked != Still(1)
+    assert cluster.condition("Ready") == ("False", "ParkingWaits")
+    assert cluster.message("Ready").startswith("the Job s-park has not begun: it has no pod")
+    cluster.waits("s-park", "ContainerCreating", "")
+    cluster.act()
+    assert cluster.condition("Ready") == ("False", "Parking")
+    cluster.waits("s-park", "CreateContainerConfigError", 'secret "storag" not found')
+    cluster.act()
+    assert cluster.message("Ready").endswith(': CreateContainerConfigError: secret "storag" not found')
+    assert cluster.events[-1] == "ParkingWaits"
+    cluster.set_running(True)
+    cluster.act(2)
+    assert (cluster.asked, cluster.jobs) == (Still(1, is_still=False), {})
+    cluster.answers()
+    cluster.act()
+    assert (cluster.condition("Ready"), cluster.events[-1]) == (("True", "Running"), "Restored")
+    assert "without having been parked" in cluster.message("Parked")
+
+
+def test_pod_that_ends_before_the_job_begins_ends_its_sandbox() -> None:
+    cluster = serving()
+    cluster.set_running(False)
+    cluster.act(2)
+    cluster.waits("s-park", "ContainerCreating", "")
+    assert cluster.pod is not None
+    cluster.pod["status"] |= {"phase": "Failed", "containerStatuses": [{"name": "sandbox", "state": ended(137)}]}
+    cluster.act(2)
+    assert cluster.condition("Finished")[0] == "True"
+
+
+def test_key_of_a_parked_sandbox_is_written_again_before_a_job_needs_it() -> None:
+    cluster = parked()
+    cluster.set_running(True)
+    cluster.act(2)
+    cluster.starts()
+    key, job = cluster.look().actions
+    assert isinstance(key, EnsureKey)
+    assert isinstance(job, Create)
 
 
 def stored_in_part() -> Cluster:
@@ -320,7 +408,7 @@ def test_sandbox_that_was_stored_in_part_keeps_its_pod_and_is_used_again() -> No
     cluster = stored_in_part()
     cluster.set_running(True)
     cluster.act(2)
-    cluster.ends("s-unpark", "Succeeded")
+    cluster.answers()
     cluster.act(2)
     assert cluster.condition("Ready") == ("True", "Running")
     cluster.lose_pod()
@@ -353,8 +441,7 @@ def test_job_of_an_earlier_parking_decides_nothing() -> None:
     cluster.act(2)
     cluster.set_running(True)
     cluster.act(2)
-    released = copy.deepcopy(cluster.jobs["s-unpark"])
-    cluster.ends("s-unpark", "Succeeded")
+    cluster.answers()
     cluster.act()
     assert cluster.condition("Ready") == ("True", "Running")
     cluster.set_running(False)
@@ -365,13 +452,6 @@ def test_job_of_an_earlier_parking_decides_nothing() -> None:
     assert (cluster.condition("Ready"), cluster.jobs) == (("False", "Parking"), {})
     cluster.act()
     assert cluster.jobs["s-park"]["metadata"]["annotations"][PARKING_ANNOTATION] == "2"
-    cluster.ends("s-park", "Failed")
-    cluster.act(2)
-    released["status"] = late["status"]
-    cluster.jobs = {"s-unpark": released}
-    cluster.set_running(True)
-    cluster.act()
-    assert (cluster.condition("Ready"), cluster.jobs) == (("False", "StoreFailed"), {}), "its executor is still"
 
 
 def test_pod_lost_while_files_come_back_is_replaced() -> None:
@@ -401,6 +481,7 @@ def test_running_while_files_are_stored_still_gives_the_old_pod_back() -> None:
     cluster = serving()
     cluster.set_running(False)
     cluster.act(2)
+    cluster.begins("s-park")
     cluster.set_running(True)
     cluster.ends("s-park", "Succeeded")
     cluster.act(4)
@@ -430,7 +511,7 @@ def test_idle_sandbox_is_parked_and_not_again_as_soon_as_it_is_back() -> None:
     (asked,) = cluster.look().actions
     assert isinstance(asked, AskExecutors)
     (request,) = asked.requests
-    assert (request.address, request.still) == (cluster.pod["status"]["podIP"], StillIfIdle(1, 900))  # type: ignore[index]
+    assert (request.address, request.still) == (cluster.pod["status"]["podIP"], Still(1, idle_seconds=900))  # type: ignore[index]
     cluster.now += timedelta(seconds=1)
     cluster.has_been_idle(100)
     assert cluster.look() == Plan(requeue_seconds=800)
@@ -467,7 +548,7 @@ def test_sandbox_that_is_parked_when_idle_does_not_end_itself_and_the_operator_m
         (policy_of_pod,) = missing_policy(seen, spec)
         rules.append(operator_peer(CONFIG) in policy_of_pod.body["spec"]["ingress"][0]["from"])
     assert [each["idleSeconds"] for each in config] == [900, 0]
-    assert rules == [False, True]
+    assert rules == [True, True]
 
 
 class Lives(RuleBasedStateMachine):
@@ -518,9 +599,18 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.cluster.is_running())
     @rule(seconds=st.sampled_from([0, 900]), answered=st.booleans())
     def its_executor_answers(self, seconds: int, answered: bool) -> None:
-        self.cluster.has_been_idle(seconds, answered=answered)
+        if self.cluster.asked is not None and self.cluster.asked.idle_seconds:
+            self.cluster.has_been_idle(seconds, answered=answered)
+        else:
+            self.cluster.answers(answered=answered)
 
     @precondition(lambda self: any("pod" not in job for job in self.cluster.jobs.values()))
+    @rule(rounds=st.integers(0, 3))
+    def a_job_begins(self, rounds: int) -> None:
+        self.cluster.begins(next(name for name, job in self.cluster.jobs.items() if "pod" not in job))
+        self.cluster.act(rounds)
+
+    @precondition(lambda self: any(not job["status"].get("conditions") for job in self.cluster.jobs.values()))
     @rule(
         how=st.sampled_from(["Succeeded", "Succeeded", "Failed"]),
         words=st.sampled_from(["2 of 2 workspaces", "2 of 2 workspaces", IN_PART]),
@@ -528,7 +618,7 @@ class Lives(RuleBasedStateMachine):
         rounds=st.integers(0, 3),
     )
     def a_job_ends(self, how: str, words: str, is_read: bool, rounds: int) -> None:
-        name = next(name for name, job in self.cluster.jobs.items() if "pod" not in job)
+        name = next(name for name, job in self.cluster.jobs.items() if not job["status"].get("conditions"))
         self.cluster.ends(name, how, words, is_read=is_read)
         self.cluster.act(rounds)
 
@@ -587,8 +677,9 @@ class Lives(RuleBasedStateMachine):
             if cluster.pod is not None and "containerStatuses" not in cluster.pod["status"]:
                 cluster.starts()
             for name, job in list(cluster.jobs.items()):
-                if "pod" not in job:
+                if not job["status"].get("conditions"):
                     cluster.ends(name, "Succeeded")
+            cluster.answers()
             cluster.now += timedelta(seconds=25)
         if cluster.sandbox["spec"].get("running", True):
             assert cluster.condition("Ready") == ("True", "Running") or cluster.condition("Finished")[0] == "True"
