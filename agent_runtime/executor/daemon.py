@@ -141,6 +141,8 @@ class Daemon:
         return activity.last + allowed - asyncio.get_running_loop().time()
 
     def _allowed_idle_seconds(self) -> float | None:
+        if self.sandbox.stillness.is_on:
+            return None  # a parking that has not begun to store may wait for long
         return min(filter(None, (self._config.idle_seconds, self.sandbox.activity.limit_seconds)), default=None)
 
     def _write_ready_file(self, address: str) -> None:

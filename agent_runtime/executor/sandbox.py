@@ -313,6 +313,8 @@ class Sandbox:
             raise ApiError("Conflict", message, idleSeconds=idle)
         self._least_parking = max(self._least_parking, parking if is_still else parking + 1)
         now.is_on, now.restorer = is_still, restorer if is_still else ""
+        if not is_still:
+            self.activity.restart()
         if is_still:
             await self._end_processes()
             await asyncio.gather(*(attempt.settled() for attempt in list(self.attempts.values())))
@@ -469,7 +471,7 @@ class Activity:
         self.limit_seconds: float | None = None
         """Idle time that the last request allowed, if it did."""
         self.limited = asyncio.Event()
-        """Set by such a request."""
+        """Set when the idle time must be computed again."""
 
     def begin(self) -> None:
         """Begin a request, or a command whose caller waits."""
@@ -479,6 +481,11 @@ class Activity:
     def limit(self, seconds: float) -> None:
         """Limit the idle time until the next request."""
         self.limit_seconds = seconds
+        self.limited.set()
+
+    def restart(self) -> None:
+        """Have the idle time count from now."""
+        self.last = asyncio.get_running_loop().time()
         self.limited.set()
 
     def end(self) -> None:

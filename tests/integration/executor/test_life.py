@@ -209,6 +209,18 @@ async def test_unused_executor_ends_itself_and_a_waiting_request_keeps_it(
         assert time.monotonic() - begun > 2.5 + 1
 
 
+async def test_executor_that_is_still_does_not_end_itself(start_executor: Any, connect: Any) -> None:
+    executor = start_executor("Plain", idleSeconds=2)
+    async with connect(executor) as client:
+        still = {"still": True, "parking": 1}
+        assert (await client.call("PUT", "/still", json=still, keyed=False)).status == 200
+        with pytest.raises(subprocess.TimeoutExpired):
+            await asyncio.to_thread(executor.process.wait, 4)
+        assert (await client.call("PUT", "/still", json=still | {"still": False}, keyed=False)).status == 200
+        assert await client.out("echo used again") == "used again\n"
+        assert await asyncio.to_thread(executor.process.wait, 60) == 0
+
+
 async def test_executor_of_a_stopped_run_ends_early_unless_another_request_comes(
     start_executor: Any, connect: Any, session_of: Any
 ) -> None:
