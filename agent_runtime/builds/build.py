@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from agent_runtime.builds.cache import BuildCache
+from agent_runtime.builds.cache import BuildCache, Stored
 from agent_runtime.builds.keys import Base, Keyed, Keys, Recipe, StageChain, digest, image_key, in_context, setup_key
 from agent_runtime.builds.step_files import ROOT, StepFiles
 from agent_runtime.builds.trees import Context, CopyProblem, File, Taken, context_tar
@@ -96,8 +96,8 @@ class Builder:
         self._workspaces = BuildWorkspaces(provider, options.label, machine)
         self._keys = Keys(self._base, options.image_of, machine)
         self._bases: dict[str | None, asyncio.Task[Base]] = {}
-        # By key, and then by limits: a task does not share the failure of another one whose limits are lower.
-        self._steps: dict[str, dict[object, asyncio.Task[BuildEntry]]] = {}
+        # By key and what is below, and then by limits: a task does not share the failure of another whose limits are lower.
+        self._steps: dict[tuple[str, str], dict[object, asyncio.Task[BuildEntry]]] = {}
         # By group: what was made of its Dockerfiles and setup. Each attempt asks again.
         self._groups: dict[str, dict[object, asyncio.Task[Any]]] = {}
 
@@ -180,44 +180,59 @@ class Builder:
             raise SetupFailed(f"Dockerfile: {failed}") from failed
 
     async def _made(self, recipe: Recipe, number: int, spec: WorkspaceSpec) -> Made:
+        """Return a stage of a Dockerfile, made if necessary. The stages that it copies from are made too, because only their
+        layers tell whether a stored step fits.
+        """
+        if number not in recipe.made:
+            recipe.made[number] = await self._make_stage(recipe, number, spec)
+        made: Made = recipe.made[number]
+        return made
+
+    async def _make_stage(self, recipe: Recipe, number: int, spec: WorkspaceSpec) -> Made:
         chain = await self._keys.chain(recipe, number, spec)
-        stored = await asyncio.gather(*(self._find(keyed.key) for keyed in chain.steps))
+        stored = await asyncio.gather(*(self._cache.look_up(keyed.key) for keyed in chain.steps))
         layers: list[StoredLayer] = []
-        for position, (keyed, entry) in enumerate(zip(chain.steps, stored, strict=True)):
+        for position, (keyed, found) in enumerate(zip(chain.steps, stored, strict=True)):
+            sources = [await self._made(recipe, source, spec) for source in stages_of(recipe, keyed)]
+            over = digest_of(layers, *(source.layers for source in sources))
             below = chain.steps[position - 1].key if position else None
-            make = partial(self._make, recipe, chain, keyed, below, tuple(layers), spec)
+            make = partial(self._make, recipe, chain, keyed, below, over, tuple(layers), spec)
             limits = digest(recipe.seconds, build_limits(spec.resources).wire())
-            layers.append(await self._layer(keyed.key, limits, entry, make))
+            entry = await self._find(keyed.key, over, found)
+            layers.append(await self._layer(keyed.key, over, limits, entry, make))
         return Made(chain.image, tuple(layers), chain.settings, chain.key, recipe.dockerfile)
 
     async def _set_up(self, spec: WorkspaceSpec, below: str | None) -> StoredLayer:
         """Return the layer of a task's files and setup; `below` is the key of its Dockerfile's last step."""
         base = await self._base(spec.image, spec)
         key = setup_key(spec, below or image_key(spec.image, base), base)
-        limits = digest(spec.setup_seconds, spec.resources.wire())
-        make = partial(self._make_setup, spec, key, below, limits)
-        return await self._layer(key, limits, await self._find(key), make)
+        limits, over = digest(spec.setup_seconds, spec.resources.wire()), digest_of(spec.layers)
+        make = partial(self._make_setup, spec, key, below, over, limits)
+        entry = await self._find(key, over, await self._cache.look_up(key))
+        return await self._layer(key, over, limits, entry, make)
 
-    async def _layer(self, key: str, limits: str, found: BuildEntry | None, make: Callable[[], Any]) -> StoredLayer:
+    async def _layer(
+        self, key: str, over: str, limits: str, found: BuildEntry | None, make: Callable[[], Any]
+    ) -> StoredLayer:
         """Return the layer of a step that was found stored, or else is made."""
         if found is not None:
             self._options.on_step(found, True)
             return self._cache.stored(key, found)
-        made = self._steps.setdefault(key, {})
+        made = self._steps.setdefault((key, over), {})
         while others := [task for other, task in made.items() if other != limits and not has_failed(task)]:
             await asyncio.wait(others[:1])
             if not has_failed(others[0]):
                 return self._cache.stored(key, others[0].result())
         return self._cache.stored(key, await self._once(made, limits, make))
 
-    async def _make_setup(self, spec: WorkspaceSpec, key: str, below: str | None, limits: str) -> BuildEntry:
+    async def _make_setup(self, spec: WorkspaceSpec, key: str, below: str | None, over: str, limits: str) -> BuildEntry:
         """Prepare a workspace of the task and store what that changed. Raises SetupFailed, SandboxFailure, StorageError."""
         began = time.time()
         async with self._workspaces.prepared(spec, digest(key, limits)) as workspace:
             changes = workspace.snapshot((await workspace.layers())[0])
             try:
                 entry = await self._cache.record(
-                    key, changes, step=setup_text(spec), below=below, image=spec.image or "", began=began
+                    key, changes, over=over, step=setup_text(spec), below=below, image=spec.image or "", began=began
                 )
             except (FileError, WorkspaceLimit, LayerTooLarge) as error:
                 raise SetupFailed(
@@ -226,12 +241,15 @@ class Builder:
         self._options.on_step(entry, False)
         return entry
 
-    async def _find(self, key: str) -> BuildEntry | None:
-        made = self._steps.get(key, {})
+    async def _find(self, key: str, over: str, stored: Stored) -> BuildEntry | None:
+        made = self._steps.get((key, over), {})
         if any(not task.done() for task in made.values()):
             return None
         before = dict(made)
-        entry = await self._cache.find(key)
+        entry = await self._cache.find(key, over, stored)
+        if entry is None:
+            # Another runner of this run may have stored it since it was looked up.
+            entry = await self._cache.find(key, over, await self._cache.look_up(key))
         if entry is None:
             # What this process made was lost since.
             for limits, task in before.items():
@@ -253,6 +271,7 @@ class Builder:
         chain: StageChain,
         keyed: Keyed,
         below: str | None,
+        over: str,
         layers: tuple[StoredLayer, ...],
         spec: WorkspaceSpec,
     ) -> BuildEntry:
@@ -276,7 +295,7 @@ class Builder:
                     await workspace.kill_all(key="4:end")
                     changes = workspace.snapshot()
                     entry = await self._cache.record(
-                        keyed.key, changes, step=step.text, below=below, image=chain.image, began=began
+                        keyed.key, changes, over=over, step=step.text, below=below, image=chain.image, began=began
                     )
                     self._options.on_step(entry, False)
                     return entry
@@ -382,6 +401,22 @@ class Builder:
             await workspace.remove(SCRIPT, key="4:script", owner=ROOT)
         for undo in reversed(mounted):
             await undo()
+
+
+def digest_of(*stacks: Sequence[StoredLayer]) -> str:
+    """Return the digest of the layers of several stacks."""
+    return digest(*([layer.digest for layer in layers] for layers in stacks))
+
+
+def stages_of(recipe: Recipe, keyed: Keyed) -> list[int]:
+    """Return the stages that a step copies from, by COPY or by bind mounts."""
+    step, sources = keyed.step, list[int | str | None]()
+    if isinstance(step, CopyStep):
+        sources = [step.source]
+    elif isinstance(step, RunStep):
+        mounts = [mount for mount in step.mounts if mount.type == "bind"]
+        sources = [stage_of_mount(recipe.parsed, keyed.stage, mount) for mount in mounts]
+    return [source for source in sources if isinstance(source, int)]
 
 
 def completed_spec(spec: WorkspaceSpec, made: Made) -> WorkspaceSpec:

@@ -97,6 +97,8 @@ class Recipe:
         self.context = Context.of(files, Ignore.parse(text))
         self.seconds = float(dockerfile.seconds)
         self.chains: dict[int, StageChain] = {}
+        self.made: dict[int, Any] = {}
+        """`Made` of the stages that were made, by their number."""
 
 
 class Keys:

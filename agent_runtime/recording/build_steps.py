@@ -31,6 +31,10 @@ class BuildEntry(ApiModel):
     """The instruction, or `setup:` with the commands of a task's setup."""
     below: str | None = None
     """Key of the step below."""
+    over: str
+    """Digest of the layers that it was made over, and of those that it copied from. It counts only over these: two builders
+    of one step make different layers, and what was made over one does not fit over the other.
+    """
     image: str
     """The image at the bottom; empty for a machine's own root."""
     seconds: float

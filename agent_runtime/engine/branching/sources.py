@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from agent_runtime.recording.build_steps import FOLDER as BUILDS_FOLDER
+from agent_runtime.recording.build_steps import parse_entry
 from agent_runtime.recording.job_record import JobRecord, task_list
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.reader import NoSuchRun, RunReader, open_run
@@ -235,10 +237,14 @@ async def find_origins(
 
 
 async def fix_origins(record: JobRecord, found: Sequence[Origin], environ: Mapping[str, str]) -> dict[int, Origin]:
-    """Write the origins of a run's groups; existing ones are kept. Raises RecordCorrupt, StorageError."""
+    """Write the origins of a run's groups; existing ones are kept. Raises TaskSourceError, RecordCorrupt, StorageError."""
     origins = {}
-    for group, origin in enumerate(found):
-        standing = await read_origin(record.store, group)
+    written = [await read_origin(record.store, group) for group in range(len(found))]
+    for job, output in {
+        o.job: o.layers_uri for o, standing in zip(found, written, strict=True) if standing is None
+    }.items():
+        await _adopt_builds(record, Store.open(job, environ), Store.open(output, environ))
+    for group, (origin, standing) in enumerate(zip(found, written, strict=True)):
         if standing is None:
             layers, own = origin.snapshot.all_layers if origin.snapshot else [], Layers(record.output, record.store)
             for layer in layers:
@@ -256,6 +262,37 @@ async def fix_origins(record: JobRecord, found: Sequence[Origin], environ: Mappi
             assert standing is not None, "written above"
         origins[group] = standing
     return origins
+
+
+async def _adopt_builds(record: JobRecord, source: Store, output: Store) -> None:
+    """Have the run use what Dockerfiles and setups have become in a source run. Another build of the same instructions has
+    other files than those in which the source's agents worked.
+    """
+    own, theirs = Layers(record.output, record.store), Layers(output, record.store)
+    keys = [meta.key for meta in await source.list(BUILDS_FOLDER)]
+
+    async def adopt(key: str, data: bytes | None) -> None:
+        entry = None if data is None else parse_entry(data)
+        if data is None or entry is None:
+            return
+        if output.uri == record.output.uri:
+            await own.name(entry.layer)
+            if not await own.has(entry.layer):
+                raise RecordCorrupt(
+                    key, f"the layer of {entry.step!r} is missing, which the branches of {source.uri} need"
+                )
+        else:
+            await own.keep(theirs.load(entry.layer), entry.layer.bytes)
+        if await record.store.create(key, data):
+            return
+        other = parse_entry(await record.store.get(key) or b"")
+        if other is None or (other.layer, other.over) != (entry.layer, entry.over):
+            message = (
+                f"the step {entry.step!r} has another result in {source.uri} than in other runs: use a job for each"
+            )
+            raise TaskSourceError([TaskProblem("tasks.branch", None, message)])
+
+    await asyncio.gather(*map(adopt, keys, await source.get_all(keys)))
 
 
 async def read_origin(run: Store, group: int) -> Origin | None:

@@ -52,9 +52,9 @@ def run(folder: Path, environ: Mapping[str, str], *arguments: str, code: int = 0
     return done.stdout + done.stderr
 
 
-def results(folder: Path, name: str = "stored") -> list[list[dict[str, Any]]]:
+def results(folder: Path, name: str = "stored", output: str = "out") -> list[list[dict[str, Any]]]:
     """Return the results of each run of a job, the oldest first."""
-    found = sorted(folder.glob(f"out/{name}-*/results.jsonl"), key=lambda path: path.stat().st_mtime)
+    found = sorted(folder.glob(f"{output}/{name}-*/results.jsonl"), key=lambda path: path.stat().st_mtime)
     return [[json.loads(line) for line in path.read_text().splitlines()] for path in found]
 
 
@@ -174,8 +174,9 @@ def test_validate_refuses_to_store_a_setup_in_plain(tmp_path: Path, environ: dic
     assert "leave storeSetup out" in told
 
 
-def test_branches_of_a_rollout_with_a_stored_setup_start_from_its_snapshot(
-    tmp_path: Path, environ: dict[str, str]
+@pytest.mark.parametrize("output", ["out", "other"])
+def test_branches_of_a_rollout_with_a_stored_setup_start_from_its_snapshot_and_are_graded_over_its_setup(
+    tmp_path: Path, environ: dict[str, str], output: str
 ) -> None:
     def bash(command: str) -> dict[str, Any]:
         return {"toolCalls": [{"name": "bash", "arguments": {"command": command}}]}
@@ -187,8 +188,9 @@ def test_branches_of_a_rollout_with_a_stored_setup_start_from_its_snapshot(
         return {"agent": agent, "model": {"scripted": {"tasks": [{"task": name, "members": [{"turns": list(turns)}]}]}}}
 
     sandbox = {"storeSetup": True, "snapshotEveryTurns": 1}
-    verifier = {"commands": ["cmp made copy", "test -e branched"]}
-    made = task("source", "cat /proc/sys/kernel/random/uuid > made", verifier=verifier)
+    # What the setup makes outside of the working directory is not carried into the grading.
+    verifier = {"commands": ["cmp made copy", "cmp made /kept", "test -e branched"]}
+    made = task("source", "cat /proc/sys/kernel/random/uuid > made", "cp made /kept", verifier=verifier)
     model = scripted("source", bash("cp made copy"), bash("true"), finish)
     write_job(tmp_path, made, name="source", groupSize=1, sandbox=sandbox, **model)
     run(tmp_path, environ, "run", "job.yaml")
@@ -198,8 +200,7 @@ def test_branches_of_a_rollout_with_a_stored_setup_start_from_its_snapshot(
     branch = {"branch": [{"job": f"out/{folder.name}", "index": 0, "turn": 0, "count": 2}]}
     copied = {"content": "copied"}
     model = scripted("source@0.0", copied, bash("touch branched"), finish)
-    write_job(tmp_path, name="branch", sandbox=sandbox, tasks=branch, **model)
+    write_job(tmp_path, name="branch", sandbox=sandbox, tasks=branch, output={"uri": output}, **model)
     run(tmp_path, environ, "run", "job.yaml")
-    (found,) = results(tmp_path, "branch")
-    # The grading has a setup of its own, and the agent's files replace it.
+    (found,) = results(tmp_path, "branch", output)
     assert [one["reward"] for one in found] == [1.0, 1.0]

@@ -14,7 +14,7 @@ import pytest
 from agent_runtime.builds.build import Builder, BuildOptions
 from agent_runtime.builds.cache import BuildCache
 from agent_runtime.builds.provider import BuildingProvider
-from agent_runtime.recording.build_steps import BuildEntry, stored_steps
+from agent_runtime.recording.build_steps import BuildEntry, key_of_entry, stored_steps
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SANDBOX_MEMORY, Fence, SandboxFailure, SetupFailed, Workspace, WorkspaceSpec
@@ -217,6 +217,47 @@ async def test_builders_that_race_all_succeed(output: Output) -> None:
     async with output.job() as third:
         assert (await third.say(wanted, "sort -u made twice | wc -l")).strip() == "1"
         assert third.made == []
+
+
+RANDOM = "cat /proc/sys/kernel/random/uuid > /key"
+CHAINS: dict[str, WorkspaceSpec] = {
+    "steps": spec(dockerfile=Dockerfile(text=f"FROM base\nRUN sleep 0.5; {RANDOM}\nRUN true\nRUN cp /key /seen\n")),
+    "stages": spec(
+        dockerfile=Dockerfile(
+            text=f"FROM base AS one\nRUN sleep 0.5; {RANDOM}\n"
+            "FROM base\nCOPY --from=one /key /key\nCOPY --from=one /key /seen\n"
+        )
+    ),
+    "bind mounts": spec(
+        dockerfile=Dockerfile(
+            text=f"FROM base AS one\nRUN sleep 0.5; {RANDOM}\nFROM base\n"
+            "COPY --from=one /key /key\nRUN --mount=type=bind,from=one,source=/key,target=/of-one cp /of-one /seen\n"
+        )
+    ),
+    "a setup": storing("cp /key /seen", dockerfile=Dockerfile(text=f"FROM base\nRUN sleep 0.5; {RANDOM}\n")),
+}
+"""Each makes the same two files, if what it makes last was made over what it makes first."""
+SAME_KEYS = "cmp /key /seen && cat /key"
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+async def test_layer_is_used_only_over_those_over_which_it_was_made(output: Output, chain: str) -> None:
+    wanted = CHAINS[chain]
+    async with output.job() as one, output.job() as other:
+        # Two runners of one run, each in a sandbox of its own, and neither has ended when the other begins.
+        other = output.building(other.local, 1)
+        await asyncio.gather(one.say(wanted, SAME_KEYS), other.say(wanted, SAME_KEYS))
+    for _ in range(2):
+        async with output.job() as later:
+            await later.say(wanted, SAME_KEYS)
+        # The lowest step alone is forgotten, as by `rolloutctl layers gc`.
+        (lowest,) = [step.key for step in await stored_steps(output.store) if RANDOM in step.entry.step]
+        await output.store.delete([key_of_entry(lowest)])
+    async with output.job() as last:
+        made = await last.say(wanted, SAME_KEYS)
+    async with output.job() as again:
+        assert await again.say(wanted, SAME_KEYS) == made
+        assert again.made == []
 
 
 async def test_run_keeps_the_layer_with_which_it_began(output: Output) -> None:

@@ -6,7 +6,7 @@ from rollout_api.records import Layer
 
 def step(key: str, used: float, size: int, layer: str | None = None) -> StoredStep:
     stored = Layer(digest=(layer or key) * 64, bytes=size)
-    return StoredStep(key, BuildEntry(layer=stored, step="RUN x", image="i", seconds=1, created=used), used)
+    return StoredStep(key, BuildEntry(layer=stored, step="RUN x", over="", image="i", seconds=1, created=used), used)
 
 
 STEPS = [step("a", 10, 5), step("b", 20, 5), step("c", 30, 5, "b"), step("d", 40, 5)]
