@@ -243,7 +243,7 @@ async def fix_origins(record: JobRecord, found: Sequence[Origin], environ: Mappi
     for job, output in {
         o.job: o.layers_uri for o, standing in zip(found, written, strict=True) if standing is None
     }.items():
-        await _adopt_builds(record, Store.open(job, environ), Store.open(output, environ))
+        await _adopt_builds(record, Store.open(output, environ), job.rpartition("/")[2])
     for group, (origin, standing) in enumerate(zip(found, written, strict=True)):
         if standing is None:
             layers, own = origin.snapshot.all_layers if origin.snapshot else [], Layers(record.output, record.store)
@@ -264,10 +264,11 @@ async def fix_origins(record: JobRecord, found: Sequence[Origin], environ: Mappi
     return origins
 
 
-async def _adopt_builds(record: JobRecord, source: Store, output: Store) -> None:
-    """Have the run use what Dockerfiles and setups have become in a source run. Another build of the same instructions has
-    other files than those in which the source's agents worked.
+async def _adopt_builds(record: JobRecord, output: Store, name: str) -> None:
+    """Have the run use what Dockerfiles and setups have become in a run of another output, or the same. Another build of the
+    same instructions has other files than those in which that run's agents worked.
     """
+    source = output.below(name)
     own, theirs = Layers(record.output, record.store), Layers(output, record.store)
     keys = [meta.key for meta in await source.list(BUILDS_FOLDER)]
 
