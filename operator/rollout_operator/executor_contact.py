@@ -62,6 +62,8 @@ class ExecutorReport:
     """Time without a request and a running command, if it has not become still; 0 for Sandboxes of pools."""
     is_still: bool = False
     """Whether it refuses every change, for a parking."""
+    parking: int = 0
+    """The parking about which it was asked; 0 for Sandboxes of pools."""
     draining: bool = False
     """Whether it refuses further workspaces."""
     measured: Measured = Measured()
@@ -169,6 +171,8 @@ class ExecutorContact:
                 log.debug("%s does not answer: %r", request.name, error)
                 before = self.known.get(request.uid, ExecutorReport(clock.now()))
                 report = replace(before, at=clock.now(), answered=False)
+                if request.still is not None:
+                    report = replace(report, parking=request.still.parking)
             if self.exists(Ref("Sandbox", request.namespace, request.name), request.uid):
                 self.known[request.uid] = report
 
@@ -179,10 +183,10 @@ class ExecutorContact:
                 body["ifIdleSeconds"] = still.idle_seconds
             answer = _Still.model_validate(await self._call(request, "PUT", "/still", body, statuses=(200, 409)))
             if answer.error is not None:
-                return ExecutorReport(clock.now(), idle_seconds=answer.error.idle_seconds)
+                return ExecutorReport(clock.now(), idle_seconds=answer.error.idle_seconds, parking=still.parking)
             if answer.still != still.is_still:
                 raise ValueError("PUT /still: the opposite of what was asked, and not in use")
-            return ExecutorReport(clock.now(), is_still=answer.still)
+            return ExecutorReport(clock.now(), is_still=answer.still, parking=still.parking)
         for prefix in sorted(request.forget):
             await self._call(request, "DELETE", f"/attempts?prefix={prefix}")
         if request.drain:

@@ -94,7 +94,7 @@ def wait_until_idle(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
         return Plan()
     if seen.key is None:
         return Plan((making.key_action(seen),))
-    if (report := _report_of(seen)) is not None:
+    if (report := _report_of(seen, _next_number(seen))) is not None:
         if report.answered and report.is_still:
             words = f"it received no request for {spec.idle_seconds} s (spec.idleSeconds), so it is parked"
             # The version, because the network may deliver the write long after the Sandbox is back.
@@ -109,11 +109,9 @@ def wait_until_idle(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
     return Plan((_ask(seen, pod, Still(_next_number(seen), idle_seconds=spec.idle_seconds)),))
 
 
-def _report_of(seen: Observed) -> ExecutorReport | None:
-    """Return what its executor answered since Ready has changed. An earlier report is of another pod, or another parking."""
-    ready, report = find(seen.status.conditions, READY), seen.report
-    since = parse_time(ready.last_transition_time) if ready is not None and ready.last_transition_time else None
-    return report if report is not None and (since is None or report.at > since) else None
+def _report_of(seen: Observed, parking: int) -> ExecutorReport | None:
+    """Return what its executor answered about that parking. Each pod has other parkings."""
+    return seen.report if seen.report is not None and seen.report.parking == parking else None
 
 
 def _ask(seen: Observed, pod: Manifest, still: Still) -> Action:
@@ -169,7 +167,8 @@ def _before_storing(seen: Observed, spec: SandboxSpec, job: ParkingJob | None) -
     """Make its executor still at once, so that it does not end itself before the Job begins. Until then, all can be
     undone.
     """
-    pod, report = seen.pod, _report_of(seen)
+    number = seen.status.parking or 0
+    pod, report = seen.pod, _report_of(seen, number)
     if pod is None:
         return steps.without_its_pod(seen)
     if ending := steps.ending(seen, pod, was_ready=True):
@@ -180,7 +179,7 @@ def _before_storing(seen: Observed, spec: SandboxSpec, job: ParkingJob | None) -
         return said
     wait = _unanswered(seen)
     is_asked = report is None or (not report.answered and not wait)
-    asked = (_ask(seen, pod, Still(seen.status.parking or 0)),) if is_asked else ()
+    asked = (_ask(seen, pod, Still(number)),) if is_asked else ()
     if job is None:
         created = _create_job(seen, spec, pod, "store")
         return replace(created, actions=(*asked, *created.actions))
@@ -191,17 +190,18 @@ def _use_again(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
     """Let the executor of a pod that was not given back accept changes again; then it is Ready."""
     if seen.jobs:
         return Plan(deletes(seen, seen.jobs))
-    report = _report_of(seen)
+    number = seen.status.parking or 0
+    report = _report_of(seen, number)
     if report is not None and report.answered and not report.is_still:
         return _ready_again(seen, spec, pod)
     if wait := _unanswered(seen):
         return Plan(requeue_seconds=wait)
-    return Plan((_ask(seen, pod, Still(seen.status.parking or 0, is_still=False)),))
+    return Plan((_ask(seen, pod, Still(number, is_still=False)),))
 
 
 def _unanswered(seen: Observed) -> float:
     """Return the seconds until its executor is asked again after a question without an answer; else 0."""
-    report = _report_of(seen)
+    report = _report_of(seen, seen.status.parking or 0)
     return 0.0 if report is None or report.answered else max(0.0, steps.seconds_left(report.at, UNANSWERED, seen.now))
 
 

@@ -192,15 +192,19 @@ class Cluster:
     def answers(self, *, answered: bool = True) -> None:
         """Its executor answers what it was asked; not a question whether it is idle."""
         if (still := self.asked) is not None and not still.idle_seconds:
-            self.now += timedelta(seconds=1)
-            self.reports["uid-s"] = ExecutorReport(self.now, is_still=still.is_still, answered=answered)
+            self.reports["uid-s"] = ExecutorReport(
+                self.now, is_still=still.is_still, parking=still.parking, answered=answered
+            )
             self.asked = None
 
     def has_been_idle(self, seconds: float, *, answered: bool = True) -> None:
         """Its executor was asked to become still after 900 idle seconds, and reports that."""
         is_still = seconds >= 900
         idle = 0 if is_still else seconds
-        self.reports["uid-s"] = ExecutorReport(self.now, idle_seconds=idle, is_still=is_still, answered=answered)
+        number = self.sandbox["status"].get("parking", 0) + 1
+        self.reports["uid-s"] = ExecutorReport(
+            self.now, idle_seconds=idle, is_still=is_still, parking=number, answered=answered
+        )
 
     # What a person sees.
 
@@ -342,6 +346,9 @@ def test_executor_is_still_before_the_job_begins_which_can_be_undone_until_then(
     cluster.act()
     assert (cluster.condition("Ready"), cluster.events[-1]) == (("True", "Running"), "Restored")
     assert "without having been parked" in cluster.message("Parked")
+    cluster.set_running(False)
+    cluster.act(2)
+    assert (cluster.condition("Ready")[1], cluster.asked) == ("Parking", Still(2)), "the last answer is of another parking"
 
 
 def test_pod_that_ends_before_the_job_begins_ends_its_sandbox() -> None:
