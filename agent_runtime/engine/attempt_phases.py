@@ -291,7 +291,12 @@ class Attempt:
         workspace = self._workspace or await self._acquire()
         if self._rollout.task.environment is not None:
             self._environment = await open_environment(
-                self._rollout.task, self._context.environments, workspace, self._records, epoch=self._fence.epoch
+                self._rollout.task,
+                self._context.environments,
+                workspace,
+                self._records,
+                epoch=self._fence.epoch,
+                has_failed=bool(self._unexplained(Unexplained.ACTION)),
             )
         if self._branching is not None and (begun := self._first_unwritten(workspace, self._records)):
             self._records = [*begun, self._branching.record(workspace), *self._branching.origin.prefix]

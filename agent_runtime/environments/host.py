@@ -34,6 +34,9 @@ NO_DATA = "NoData"
 class EnvironmentFailure(SandboxFailure):
     """The environment hung, died or raised."""
 
+    failed_trial = False
+    """Whether the environment then failed without the policy's actions too, so that these are not the cause."""
+
 
 @dataclass(frozen=True)
 class Beginning:

@@ -19,9 +19,18 @@ from rollout_api.tasks import Task
 
 
 async def open_environment(
-    task: Task, pool: EnvironmentPool, workspace: Workspace, recorded: Sequence[Record], *, epoch: int
+    task: Task,
+    pool: EnvironmentPool,
+    workspace: Workspace,
+    recorded: Sequence[Record],
+    *,
+    epoch: int,
+    has_failed: bool = False,
 ) -> Act:
     """Reset the task's environment. Return the tool that acts in it, at the state where the attempt's record ends.
+
+    `has_failed`: it failed at an action in an earlier attempt. A workspace that the policy has not used shows whether it
+    works now.
 
     Raises EnvironmentFailure, and errors of a lost workspace.
     """
@@ -29,7 +38,7 @@ async def open_environment(
     assert environment is not None
     host: EnvironmentHost
     if environment.run_in is RunIn.SANDBOX:
-        trial = kind_of(environment) not in pool.tried and not past
+        trial = (has_failed or kind_of(environment) not in pool.tried) and not past
         host = SandboxedEpisode(environment, task.timeouts, workspace, epoch, trial=trial)
     else:
         host = pool.episode(environment, task.timeouts)

@@ -195,7 +195,8 @@ class PoolEpisode:
     """One episode in a process of the pool. Implements EnvironmentHost.
 
     If a call fails, other episodes of the process may be the cause, such as by the memory that they hold. So the episode is
-    repeated in a process without others. Only a failure there counts.
+    repeated in a process without others. Only a failure there counts. If it also fails at a trial step without the policy's
+    actions, such as when a service that it calls is away, the failure has `failed_trial`.
     """
 
     def __init__(self, pool: EnvironmentPool, number: int, environment: TaskEnvironment, timeouts: Timeouts) -> None:
@@ -211,11 +212,11 @@ class PoolEpisode:
             return await self._start_alone(past)
 
     async def try_step(self) -> None:
-        """Start an episode, and take any action. Raises EnvironmentFailure if either fails."""
+        """Start an episode in a new process, and take any action. Raises EnvironmentFailure if either fails."""
         request = {"start": described(self._environment), "actions": [], "try": True}
-        self._process = await self._pool.place(self._number)
         seconds = self._timeouts.setup_seconds + self._timeouts.command_seconds
-        beginning(await self._ask(request, seconds), self._environment)
+        async with self._alone():
+            beginning(await self._ask(request, seconds), self._environment)
 
     async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
         try:
@@ -223,7 +224,11 @@ class PoolEpisode:
                 return [await self._step(action)]
             _, repeated = await self._start_among_others([*past, action])
         except EnvironmentFailure:
-            _, repeated = await self._start_alone([*past, action])
+            try:
+                _, repeated = await self._start_alone([*past, action])
+            except EnvironmentFailure as failure:
+                await self._require_trial(failure)
+                raise
         return repeated
 
     def close(self) -> None:
@@ -240,11 +245,26 @@ class PoolEpisode:
     async def _start_alone(self, past: Sequence[Action]) -> tuple[Beginning, list[Move]]:
         """Return the same. The next action begins the episode again, among others."""
         self.close()
+        async with self._alone():
+            return await self._begin(past)
+
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
         async with self._pool.alone() as self._process:
             try:
-                return await self._begin(past)
-            except _ProcessLost:  # the pool is closed
+                yield
+            except _ProcessLost:  # it ended between two calls
                 raise EnvironmentFailure(EnvironmentFault.DIED, "the environment's process was ended") from None
+
+    async def _require_trial(self, failure: EnvironmentFailure) -> None:
+        """Raise the failure with `failed_trial` if a step fails without the policy's actions too."""
+        try:
+            await self.try_step()
+        except EnvironmentFailure as trial:
+            message = f"{failure.message}; a trial step without the policy's actions failed too: {trial.message}"
+            failed = EnvironmentFailure(failure.reason, message)
+            failed.failed_trial = True
+            raise failed from trial
 
     async def _begin(self, past: Sequence[Action]) -> tuple[Beginning, list[Move]]:
         request = {"start": described(self._environment), "actions": []}

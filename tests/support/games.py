@@ -9,14 +9,15 @@ from typing import Any
 
 class Game:
     """Counts its steps. The actions `hang`, `die` and `raise` do so; `crowded ACTION` does if its process has had another
-    episode. `drift` distinguishes processes. Seeds from `limit` on have no episode.
+    episode. `drift` distinguishes processes. Seeds from `limit` on have no episode. While the file `outage` exists, every
+    action is what the file says, as if a service that the environment calls were away.
     """
 
     resets = 0
     """Episodes of this process."""
 
-    def __init__(self, slow_reset: bool = False, drift: bool = False, limit: int = 1000) -> None:
-        self._slow_reset, self._drift, self._limit = slow_reset, drift, limit
+    def __init__(self, slow_reset: bool = False, drift: bool = False, limit: int = 1000, outage: str = "") -> None:
+        self._slow_reset, self._drift, self._limit, self._outage = slow_reset, drift, limit, outage
 
     def reset(self, seed: int) -> tuple[str | None, dict[str, Any]]:
         if self._slow_reset:
@@ -26,6 +27,9 @@ class Game:
         return f"seed {seed}" if seed < self._limit else None, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self._outage and os.path.exists(self._outage):
+            with open(self._outage) as file:
+                action = file.read()
         if Game.resets > 1:
             action = action.removeprefix("crowded ")
         if action == "hang":

@@ -236,10 +236,9 @@ def _of_call(reason: str, message: str, situation: Situation) -> Decision:
 
 
 def _of_environment(failure: EnvironmentFailure, situation: Situation) -> Decision:
-    """An environment should accept every action, and did so in a trial before the run. The cause of a failure is
-    unknown.
-    """
-    if failure.reason not in frozenset(EnvironmentFault) or not (situation.exposed and situation.phase is Phase.AGENT):
+    """An environment should accept every action, and did so in a trial. The cause of a failure is unknown."""
+    is_at_action = situation.exposed and situation.phase is Phase.AGENT
+    if failure.failed_trial or failure.reason not in frozenset(EnvironmentFault) or not is_at_action:
         return _retry(failure.reason, failure.message, situation)
     if situation.actions_failed + 1 >= UNEXPLAINED_LIMIT:
         message = f"the environment failed at the policy's actions in {UNEXPLAINED_LIMIT} attempts: {failure.message}"

@@ -126,6 +126,21 @@ async def test_policy_that_makes_its_environment_hang_is_graded(tmp_path: Path, 
     assert (hanging.advantage, fine.advantage) == (-0.5, 0.5)
 
 
+async def test_outage_of_what_an_environment_calls_gives_no_reward(tmp_path: Path) -> None:
+    outage = tmp_path / "outage"
+
+    async def answer(messages: list[dict[str, Any]], turn: int) -> str:
+        if turn == 2:
+            outage.write_text("raise")
+        return "<answer>go</answer>"
+
+    away = {"id": GAME, "config": {"outage": str(outage)}}
+    job = RolloutJob.model_validate(document(away, attempts={"limit": 1, "backoffSeconds": 0}))
+    await run_job(job, base_dir=tmp_path, environ={}, model=FunctionModel(answer, "test"))
+    [result] = (await reader(tmp_path)).results()
+    assert (result.outcome, result.reason, result.reward) == (Outcome.INFRA_FAILED, "EnvironmentFailed", None)
+
+
 @pytest.mark.parametrize("run_in", ["Runner", "Sandbox"])
 async def test_slow_environment_costs_no_agent_time_and_cannot_be_faked(tmp_path: Path, run_in: str) -> None:
     slow = game("slow", run_in, max_steps=2, agentSeconds=1, commandSeconds=60)

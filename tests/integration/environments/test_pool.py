@@ -77,6 +77,24 @@ async def test_failure_that_needs_a_neighbour_does_not_count(pool: EnvironmentPo
     assert [move.observation for move in await neighbour.take([], "b", NO_WORKSPACE)] == ["b 1"]
 
 
+@pytest.mark.parametrize("failure", ["hang", "die", "raise"])
+async def test_failure_of_what_an_environment_calls_is_not_blamed_on_the_action(
+    pool: EnvironmentPool, tmp_path: Path, failure: str
+) -> None:
+    times, outage = Timeouts(setup_seconds=2, command_seconds=1), tmp_path / "outage"
+    episode, other = game(pool, times, outage=str(outage)), game(pool)
+    await episode.start([])
+    with pytest.raises(EnvironmentFailure) as by_action:
+        await episode.take([], failure, NO_WORKSPACE)
+    assert not by_action.value.failed_trial
+    outage.write_text(failure)
+    with pytest.raises(EnvironmentFailure, match="a trial step without the policy's actions failed too") as by_outage:
+        await episode.take([], "a", NO_WORKSPACE)
+    assert by_outage.value.failed_trial
+    assert by_outage.value.reason == by_action.value.reason
+    await other.start([])
+
+
 async def test_resumed_episode_has_the_time_of_a_step_for_each_repeated_step(pool: EnvironmentPool) -> None:
     environment = TaskEnvironment(id="tests.support.games:Game")
     task = Task(name="t", prompt="{observation}", timeouts=Timeouts(command_seconds=4), environment=environment)

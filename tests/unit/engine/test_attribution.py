@@ -87,6 +87,13 @@ def refusing_all(refusal: R) -> R:
     return refusal
 
 
+def away(reason: str) -> EnvironmentFailure:
+    """Return a failure at an action after which a trial step failed too."""
+    failure = EnvironmentFailure(reason, "m")
+    failure.failed_trial = True
+    return failure
+
+
 def bad_request() -> RequestRefused:
     return RequestRefused("BadRequest", "m")
 
@@ -176,6 +183,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The environment cannot be reset", EnvironmentFailure("EnvironmentFailed", "m"), STARTING, AGAIN_ATTEMPT, None),
     ("It failed at an action, once", EnvironmentFailure("EnvironmentHung", "m"), AGAIN, AGAIN_ATTEMPT, NOTED),
     ("It failed at an action, twice", EnvironmentFailure("EnvironmentDied", "m"), ONCE_MORE, COMPLETE, RESOURCE),
+    ("The same, and a trial step fails as well", away("EnvironmentFailed"), ONCE_MORE, AGAIN_ATTEMPT, None),
     ("The same actions led to other steps", EnvironmentFailure("EnvironmentDiverged", "m"), ONCE_MORE, AGAIN_ATTEMPT, None),
     # Artifacts and grading
     ("The artifacts are too large", ArtifactsTooLarge("m"), COLLECTING, COMPLETE, RESOURCE),

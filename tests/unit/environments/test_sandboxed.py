@@ -7,11 +7,13 @@ from typing import Any, cast
 import pytest
 
 from agent_runtime.environments.hosted.sandboxed import latest
+from agent_runtime.environments.open import open_environment
+from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.environments.sandboxed import SandboxedEpisode, program
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
 from agent_runtime.sandboxes.executor_client.values import not_started
 from rollout_api.environments import TaskEnvironment
-from rollout_api.tasks import Timeouts
+from rollout_api.tasks import Task, Timeouts
 
 GAME = """
 class Game:
@@ -65,6 +67,28 @@ async def test_the_start_of_a_resumed_episode_has_time_for_its_repeated_steps() 
     start, moves = await episode.start(["go"] * 20)
     assert asked["deadline_seconds"] == timeouts.setup_seconds + 100
     assert (start.observation, [move.observation for move in moves]) == ("a", ["b"])
+
+
+@pytest.mark.parametrize(("has_failed", "tries"), [(False, [True, False]), (True, [True, True])])
+async def test_a_step_is_tried_again_before_the_attempt_after_a_failed_action(
+    has_failed: bool, tries: list[bool]
+) -> None:
+    tried: list[bool] = []
+
+    class Alive:
+        async def stat(self, _path: str) -> bool:
+            return True
+
+        async def run(self, _command: object, *, stdin: bytes, **_options: object) -> CommandResult:
+            tried.append(json.loads(stdin)["try"])
+            reply = json.dumps({"start": {"observation": "a", "instruction": ""}, "moves": []}).encode()
+            return CommandResult(0, None, None, 0.1, reply, b"", len(reply), 0)
+
+    environment = TaskEnvironment.model_validate({"id": "solo:Game", "runIn": "Sandbox"})
+    task, pool = Task(name="t", prompt="{observation}", environment=environment), EnvironmentPool()
+    await open_environment(task, pool, cast(Any, Alive()), [], epoch=1)
+    await open_environment(task, pool, cast(Any, Alive()), [], epoch=1, has_failed=has_failed)
+    assert tried == tries
 
 
 async def test_a_step_that_cannot_be_started_is_a_failure_of_the_sandbox() -> None:
