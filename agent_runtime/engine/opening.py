@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from agent_runtime.engine.events import Observer, PluginFailed, StepBuilt, Stora
 from agent_runtime.engine.run_folder import run_folder, run_lock, start_lock
 from agent_runtime.engine.scheduling.completion_rules import NewestPolicy
 from agent_runtime.engine.scheduling.drain import Drain
-from agent_runtime.engine.scheduling.first_ends import FirstEnds, ended_well
+from agent_runtime.engine.scheduling.first_ends import FirstEnds
 from agent_runtime.engine.scheduling.model_watch import ModelWatch
 from agent_runtime.engine.scheduling.shard import WHOLE_JOB, Shard
 from agent_runtime.environments.open import check_environments
@@ -53,6 +53,7 @@ from agent_runtime.tools.registry import open_tools
 from rollout_api.base import quantity_value
 from rollout_api.files import Dockerfile
 from rollout_api.model import ModelSpec
+from rollout_api.records import Result
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, Mode, RolloutJob
 from rollout_api.sandbox import Provider, WorkspaceMode
 from rollout_api.tasks import Dockerfiles, Task, VerifierMode
@@ -86,6 +87,8 @@ class RunEnvironment:
     """Whether a person has stopped the run."""
     command: str | None = None
     """Shell command with which a person resumes the run."""
+    first_ends: FirstEnds | None = None
+    """The ends of the first agents of several runs; None counts those of this run."""
 
 
 def refuse_text_only(job: RolloutJob, model: Model) -> None:
@@ -276,6 +279,13 @@ async def open_run(
         shard, group_size = run_environment.shard, job.spec.group_size
         results = SealedResults(record.store, lambda index: shard.has(index // group_size))
         stack.callback(results.close)
+        others = SealedResults(record.store, lambda index: not shard.has(index // group_size))
+        stack.callback(others.close)
+
+        async def read_others() -> Iterable[Result]:
+            await others.load()
+            return others.values()
+
         begun, reported_groups = set[int](), set[int]()
         if record.resumed:
             _, claimed = await asyncio.gather(results.load(), record.begun())
@@ -304,7 +314,8 @@ async def open_run(
             watch=ModelWatch(place, observer),
             runner=socket.gethostname(),
             results=results,
-            first_ends=FirstEnds(is_over=any(map(ended_well, results.values()))),
+            first_ends=run_environment.first_ends
+            or FirstEnds(results.values(), shards=shard.count, read_others=read_others),
             newest_policy=NewestPolicy(results.newest_policy),
             begun=begun,
             reported_groups=reported_groups,

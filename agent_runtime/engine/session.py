@@ -12,6 +12,7 @@ from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import Observer
 from agent_runtime.engine.groups import Groups, JobAborted, abort_message, write_results
 from agent_runtime.engine.opening import RunEnvironment, open_run, refuse_text_only
+from agent_runtime.engine.scheduling.first_ends import FirstEnds
 from agent_runtime.models.base import Model
 from agent_runtime.models.factory import open_model
 from agent_runtime.recording.branches import Branch
@@ -59,15 +60,19 @@ class RolloutSession:
         observer: Observer = lambda event: None,
         plugins: Sequence[object] = (),
         private: Sequence[Path] = (),
+        first_ends: FirstEnds | None = None,
     ) -> None:
-        """Workspaces on this machine cannot see `private`. The other arguments are those of `run_job`. API keys and storage
-        credentials are read from environment variables.
+        """Workspaces on this machine cannot see `private`. Sessions with the same `first_ends` count the ends of their first
+        agents together. The other arguments are those of `run_job`. API keys and storage credentials are read from
+        environment variables.
         """
         if job.spec.tasks.stream is None:
             raise ValueError(
                 "a session needs a job with tasks: {stream: {}}; a job with a list of tasks is run as a whole"
             )
-        run_environment = RunEnvironment(base_dir, os.environ, provider, model, plugins=plugins, private=private)
+        run_environment = RunEnvironment(
+            base_dir, os.environ, provider, model, plugins=plugins, private=private, first_ends=first_ends
+        )
         self._run = open_run(job, [], run_environment, new=new, observer=observer)
         self._in_flight = asyncio.Semaphore(job.spec.tasks.stream.max_in_flight)
         self._finished: dict[int, FinishedGroup] = {}

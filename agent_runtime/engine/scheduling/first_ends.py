@@ -4,7 +4,8 @@ error in the agent's code would be the reward 0 of every rollout.
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final
 
 from agent_runtime.extensions import place_and_error
@@ -22,20 +23,35 @@ class AgentBroken(Exception):
     """The agent's own code raises in every rollout. The message has the traceback."""
 
     def __init__(self, traceback: str) -> None:
+        raised = f"The agent's own code raised the same exception in each of the first {FIRST} rollouts"
+        what = f"{place_and_error(traceback)[1]}\n{traceback.rstrip()}"
+        self.why = f"{raised}: {what}"
+        """The message without what happens to the run."""
         super().__init__(
-            f"The agent's own code raised the same exception in each of the first {FIRST} rollouts, so the run was "
-            f"stopped: {place_and_error(traceback)[1]}\n{traceback.rstrip()}\n"
-            "Correct the code, and run the same command again to resume."
+            f"{raised}, so the run was stopped: {what}\nCorrect the code, and run the same command again to resume."
         )
+
+
+async def _no_others() -> Iterable[Result]:
+    return ()
 
 
 class FirstEnds:
     """The ends of a run's first agents. An agent that raised waits here, before its end is recorded, until it is known
-    whether others do better.
+    whether others do better. `sealed` are results of earlier processes of this shard. `read_others` returns those of
+    the run's other shards; it is called only if a share of the first rollouts has raised the same here.
     """
 
-    def __init__(self, *, is_over: bool = False) -> None:
-        self._is_over = is_over
+    def __init__(
+        self,
+        sealed: Iterable[Result] = (),
+        *,
+        shards: int = 1,
+        read_others: Callable[[], Awaitable[Iterable[Result]]] = _no_others,
+    ) -> None:
+        self._sealed = _ends(sealed)
+        self._shards, self._read_others = shards, read_others
+        self._is_over = None in self._sealed
         """Whether an agent has ended without raising, so that agents are not broken."""
         self._raised = ""
         self._count = self._waiting = self._running = 0
@@ -55,16 +71,13 @@ class FirstEnds:
         """Return when this end may be recorded. `traceback`: of the agent's own exception. Raises AgentBroken."""
         if self._is_over:
             return
-        raised = "" if traceback is None else _place_of(traceback)
-        if traceback is None or self._raised not in ("", raised):
-            self._is_over = True
-            self._news.set()
+        raised = None if traceback is None else _place_of(traceback)
+        if traceback is None or raised is None or self._raised not in ("", raised):
+            self._end()
             return
         self._raised = raised
         self._count += 1
-        if self._count >= FIRST:
-            self._broken = AgentBroken(traceback)
-            self._news.set()
+        self._judge(traceback, self._sealed)
         self._waiting += 1
         try:
             async with asyncio.timeout(HOLD_SECONDS):
@@ -73,8 +86,26 @@ class FirstEnds:
             pass
         finally:
             self._waiting -= 1
+        if not self._news.is_set() and self._shards > 1 and self._count * self._shards >= FIRST:
+            # The others here still wait meanwhile, and until this rollout is sealed, because it runs and does not wait.
+            self._judge(traceback, self._sealed + _ends(await self._read_others()))
         if self._broken is not None:
             raise self._broken
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._news.set()
+
+    def _judge(self, traceback: str, sealed: Counter[str | None]) -> None:
+        """Decide by the ends of this process, all of which raised the same, and those that others have sealed."""
+        if None in sealed:
+            self._end()
+            return
+        # If sealed rollouts raised elsewhere, an earlier process may have had other code.
+        same = sealed[self._raised] if len(sealed) == 1 else 0
+        if self._count + same >= FIRST:
+            self._broken = AgentBroken(traceback)
+            self._news.set()
 
     async def _others(self) -> None:
         """Return when it is known whether others raise the same, or when no other is running."""
@@ -85,9 +116,16 @@ class FirstEnds:
                 return
 
 
-def ended_well(result: Result) -> bool:
-    """Whether the agent of a sealed rollout has ended without raising."""
-    return result.outcome is Outcome.COMPLETED and result.traceback is None
+def _ends(results: Iterable[Result]) -> Counter[str | None]:
+    """Return the number of agents by where they raised, up to the first one that did not, which is None."""
+    places = Counter[str | None]()
+    for result in results:
+        if result.outcome is Outcome.COMPLETED:
+            place = None if result.traceback is None else _place_of(result.traceback)
+            places[place] += 1
+            if place is None:
+                break
+    return places
 
 
 def _place_of(traceback: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from agent_runtime.engine.scheduling.shard import derived_seed
+from agent_runtime.extensions import place_and_error
 from agent_runtime.integrations.harbor_server.environment import changed_sandbox, read_environment, resources_of
 from agent_runtime.integrations.harbor_server.schemas import (
     AgentRequest,
@@ -21,7 +22,7 @@ from agent_runtime.integrations.harbor_server.schemas import (
 from agent_runtime.recording.job_record import output_uri
 from agent_runtime.sandboxes.images.store import place_of
 from rollout_api.manifest import explain, validate
-from rollout_api.records import Outcome, Record, ResponseRecord, Result, Verdict
+from rollout_api.records import Outcome, Record, ResponseRecord, Result, StopReason, Verdict
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, RolloutJob
 from rollout_api.tasks import Task
 
@@ -60,6 +61,8 @@ class PlannedRun(BaseModel):
 
     job: RolloutJob
     base_dir: Path
+    manifest: str = ""
+    """`metadata.name` of the manifest of which the job was made."""
     task: Task
     model: SessionUrl | None = None
     """The client's own model; None if the server's model is used."""
@@ -134,20 +137,27 @@ def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, Se
     metadata = {"name": run_id, "uid": str(uuid.uuid4())}
     manifest = {"apiVersion": template.api_version, "kind": template.kind, "metadata": metadata, "spec": spec}
     planned, timed = _valid(RolloutJob, manifest, "the job of this run"), _valid(Task, changed, "the task")
-    return PlannedRun(job=planned, base_dir=base_dir, task=timed, model=model, warnings=warnings)
+    return PlannedRun(
+        job=planned, base_dir=base_dir, manifest=template_name, task=timed, model=model, warnings=warnings
+    )
 
 
 def result_of(run_id: str, result: Result, verdict: Verdict | None, records: Sequence[Record], uri: str) -> RunResult:
     """Return the answer for a sealed rollout. A rollout that was lost to infrastructure has no rewards. Only the reward
-    named `reward` is included, because clients of PR #83 add up all rewards.
+    named `reward` is included, because clients of PR #83 add up all rewards. A graded rollout has an error if its agent
+    failed.
     """
     completed = result.outcome is Outcome.COMPLETED
+    error = None if completed else f"{result.reason}: {result.message}"
+    if completed and result.stop_reason is StopReason.AGENT_ERROR:
+        place = "" if result.traceback is None else f" ({place_and_error(result.traceback)[0]})"
+        error = f"{result.stop_reason}: {result.message}{place}"
     return RunResult(
         run_id=run_id,
         status=RunStatus.COMPLETED if completed else RunStatus.FAILED,
         rewards=None if verdict is None or not completed else {"reward": verdict.reward},
         rollout_details=details_of(records) or None,
-        error=None if completed else f"{result.reason}: {result.message}",
+        error=error,
         result_uri=uri,
     )
 

@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import stat
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from agent_runtime.engine.run_folder import process_lock
+from agent_runtime.engine.scheduling.first_ends import AgentBroken, FirstEnds
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.integrations.harbor_server.archive import BadArchive, unpack
 from agent_runtime.integrations.harbor_server.plan import (
@@ -147,6 +149,9 @@ class Runs:
         self._places = asyncio.Semaphore(concurrency)
         self._working: dict[str, asyncio.Task[RunResult]] = {}
         self._cancelled: dict[str, asyncio.Event] = {}
+        self._first_ends = defaultdict[tuple[str, str], FirstEnds](FirstEnds)
+        """The ends of the first agents, by manifest and agent: each run has a single agent."""
+        self._reported_broken = set[tuple[str, str]]()
         self._held = contextlib.ExitStack()
         """The lock of the folder; the kernel releases it when this process ends."""
 
@@ -349,11 +354,17 @@ class Runs:
 
     async def _run_in_session(self, run_id: str, plan: PlannedRun, cancelled: asyncio.Event) -> RunResult:
         model = None if plan.model is None else SessionModel(plan.model, run_id)
+        agent = (plan.manifest, plan.job.spec.agent.type)
+        first_ends = self._first_ends[agent]
         async with _place(self._places, cancelled), contextlib.AsyncExitStack() as stack:
             if model is not None:
                 stack.push_async_callback(model.close)
+            opening = stack.enter_context(contextlib.ExitStack())
+            # An agent that raised waits for the runs that are being opened, too.
+            opening.enter_context(first_ends.running())
+            private = [self._folder.resolve()]
             session = await stack.enter_async_context(
-                RolloutSession(plan.job, base_dir=plan.base_dir, model=model, private=[self._folder.resolve()])
+                RolloutSession(plan.job, base_dir=plan.base_dir, model=model, private=private, first_ends=first_ends)
             )
             try:
                 if cancelled.is_set():
@@ -361,6 +372,7 @@ class Runs:
                 if not session.submitted:
                     await session.submit(plan.task)
                 await session.close()
+                opening.close()
                 (result,) = (await anext(session)).results
                 if model is not None and (lost := await _lost_attempt(session, result)) is not None:
                     return RunResult(run_id=run_id, status=RunStatus.FAILED, error=f"AttemptLost: {lost}")
@@ -370,6 +382,18 @@ class Runs:
                 if cancelled.is_set():
                     await session.abandon("Cancelled", "the run was cancelled")
                 raise
+            except AgentBroken as error:
+                await session.abandon(type(error).__name__, str(error))
+                self._report_broken(agent, error)
+                message = f"{type(error).__name__}: {error.why}"
+                return RunResult(run_id=run_id, status=RunStatus.FAILED, error=message, result_uri=session.uri)
+
+    def _report_broken(self, agent: tuple[str, str], error: AgentBroken) -> None:
+        """Log once for each agent."""
+        if agent not in self._reported_broken:
+            self._reported_broken.add(agent)
+            why = "Runs of %s fail until one of them ends otherwise. Correct the code, and start the server again. %s"
+            _LOG.error(why, agent[0], error.why)
 
     def _is_known(self, run_id: str, digest: str) -> bool:
         """Whether an equal request began this run. Raises Conflict if a different request did."""

@@ -9,6 +9,7 @@ import itertools
 import json
 import tempfile
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from agent_runtime.engine.events import (
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.scheduling import first_ends
 from agent_runtime.engine.scheduling.first_ends import AgentBroken
+from agent_runtime.engine.scheduling.shard import Shard
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.models import probe
 from agent_runtime.models.base import (
@@ -553,6 +555,17 @@ async def test_resumed_run_stops_again_when_the_agent_still_raises(tmp_path: Pat
             await run_job(
                 job, base_dir=tmp_path, environ={}, provider=provider, model=OneCall(), agent=RaisesInEachStep
             )
+
+
+@pytest.mark.usefixtures("short_look")
+async def test_run_in_shards_stops_when_the_agent_raises_in_each_of_its_first_rollouts(tmp_path: Path) -> None:
+    job = a_job(tmp_path, tasks=2, group_size=6, runners={"replicas": 2})
+    job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": str(uuid.uuid4())})})
+    given: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": OneCall(), "agent": RaisesInEachStep}
+    provider = DummyProvider(f"outcomes-{next(worlds)}")
+    await run_job(job, provider=provider, shard=Shard(0, 2), **given)
+    with pytest.raises(AgentBroken):
+        await run_job(job, provider=provider, shard=Shard(1, 2), **given)
 
 
 async def test_result_has_the_traceback_of_a_tool_that_raised(tmp_path: Path) -> None:

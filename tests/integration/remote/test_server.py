@@ -4,6 +4,8 @@ import asyncio
 import io
 import json
 import os
+import re
+import shutil
 import signal
 import tarfile
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import yaml
 from aiohttp import web
 
+from agent_runtime.agents.base import AgentContext
 from agent_runtime.integrations.harbor_server.archive import pack
 from agent_runtime.integrations.harbor_server.runs import FolderInUse
 from agent_runtime.integrations.harbor_server.schemas import PATH, RunResult
@@ -88,6 +91,31 @@ async def test_server_counts_reward_once_when_client_sums_rewards(tmp_path: Path
     async with harbor_server(tmp_path, ORACLE) as (url, _):
         _, answer = await post(url, pack(folder))
         assert (rewards_of(RunResult.model_validate(answer)) or {}).get("reward") == reward, answer
+
+
+class Broken:
+    async def run(self, context: AgentContext) -> None:
+        raise KeyError("a typo")
+
+
+async def test_runs_fail_when_the_agent_raises_the_same_in_each_of_the_first(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = hello_world(tmp_path / "hello")
+    shutil.rmtree(folder / "environment")
+    scripted = {"scripted": {"tasks": [{"task": "hello", "members": [{"turns": [{"content": "x"}]}]}]}}
+    archive, served = pack(folder), job("broken", {"type": f"{__name__}:Broken"}, mode="Eval", model=scripted)
+    async with harbor_server(tmp_path, served) as (url, _):
+        _, alone = await post(url, archive)
+        together = await asyncio.gather(*(post(url, archive) for _ in range(10)))
+        _, later = await post(url, archive)
+    assert (alone["status"], alone["rewards"]) == ("completed", {"reward": 0.0})
+    assert re.match(r"AgentError: KeyError: 'a typo' \(.*test_server.py:\d+\)$", alone["error"])
+    for answer in (*(answer for _, answer in together), later):
+        assert (answer["status"], answer["rewards"]) == ("failed", None)
+        assert re.match(r"AgentBroken: (.|\n)*test_server.py(.|\n)*KeyError: 'a typo'", answer["error"])
+    [logged] = [record for record in caplog.records if "KeyError: 'a typo'" in record.getMessage()]
+    assert "broken" in logged.getMessage()
 
 
 async def test_client_without_the_key_can_neither_run_read_nor_end(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """A run stops if its agent's code raises the same exception in all of the first rollouts, and only then."""
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
 
 from agent_runtime.engine.scheduling import first_ends
 from agent_runtime.engine.scheduling.first_ends import FIRST, AgentBroken, FirstEnds
+from rollout_api.records import Outcome, Result
+from tests.support.records import completed
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
@@ -82,5 +85,60 @@ async def test_rollout_waits_only_for_a_while_for_one_that_takes_long(monkeypatc
         assert await play(raised(3), seen=seen) == [None]
 
 
+def sealed(*tracebacks: str | None) -> list[Result]:
+    """Return the sealed results of rollouts whose agents ended like this, and one that has no end of an agent."""
+    ends = [completed(index, traceback=traceback) for index, traceback in enumerate(tracebacks)]
+    return [*ends, completed(99, outcome=Outcome.INFRA_FAILED)]
+
+
+class OtherShards:
+    """Results of other shards, which are read from storage."""
+
+    def __init__(self, *reads: list[Result]) -> None:
+        self._reads, self.count = reads, 0
+
+    async def __call__(self) -> Iterable[Result]:
+        self.count += 1
+        return self._reads[min(self.count, len(self._reads)) - 1]
+
+
 async def test_run_with_a_successful_end_is_never_stopped() -> None:
-    assert await play(*[raised(3)] * (FIRST + 1), seen=FirstEnds(is_over=True)) == [None] * (FIRST + 1)
+    seen = FirstEnds(sealed(raised(3), None))
+    assert await play(*[raised(3)] * (FIRST + 1), seen=seen) == [None] * (FIRST + 1)
+
+
+async def test_sealed_rollouts_of_earlier_processes_count() -> None:
+    outcomes = await play(raised(3), seen=FirstEnds(sealed(*[raised(3)] * (FIRST - 1))))
+    assert isinstance(outcomes[0], AgentBroken)
+    assert await play(raised(3), seen=FirstEnds(sealed(*[raised(3)] * (FIRST - 2)))) == [None]
+    assert await play(raised(3), seen=FirstEnds(sealed(*[raised(4)] * FIRST))) == [None]
+
+
+async def test_corrected_agent_that_raises_elsewhere_stops_the_resumed_run() -> None:
+    outcomes = await play(*[raised(4)] * FIRST, seen=FirstEnds(sealed(*[raised(3)] * FIRST)))
+    assert all(isinstance(outcome, AgentBroken) for outcome in outcomes)
+
+
+async def test_rollouts_of_other_shards_count() -> None:
+    others = OtherShards(sealed(*[raised(3)] * (FIRST - 2)))
+    outcomes = await play(raised(3), raised(3), seen=FirstEnds(shards=4, read_others=others))
+    assert all(isinstance(outcome, AgentBroken) for outcome in outcomes)
+
+
+async def test_shards_that_start_together_stop_after_one_sealed_rollout_each() -> None:
+    others = OtherShards([], sealed(*[raised(3)] * 3))
+    outcomes = await play(*[raised(3)] * 7, seen=FirstEnds(shards=4, read_others=others))
+    assert sum(outcome is None for outcome in outcomes) == 1
+
+
+@pytest.mark.parametrize("other", [None, raised(4)], ids=["ended well", "raised elsewhere"])
+async def test_another_shards_rollout_that_ended_otherwise_lets_the_run_continue(other: str | None) -> None:
+    others = OtherShards(sealed(*[raised(3)] * FIRST, other))
+    assert await play(*[raised(3)] * 2, seen=FirstEnds(shards=4, read_others=others)) == [None] * 2
+
+
+@pytest.mark.parametrize("ends", [[raised(3)], [raised(3), None], [None] * 9], ids=["too few", "mixed", "well"])
+async def test_other_shards_are_read_only_when_all_of_enough_rollouts_raise(ends: list[str | None]) -> None:
+    others = OtherShards([])
+    assert await play(*ends, seen=FirstEnds(shards=4, read_others=others)) == [None] * len(ends)
+    assert others.count == 0
