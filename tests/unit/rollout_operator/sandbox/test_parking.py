@@ -348,7 +348,9 @@ def test_executor_is_still_before_the_job_begins_which_can_be_undone_until_then(
     assert "without having been parked" in cluster.message("Parked")
     cluster.set_running(False)
     cluster.act(2)
-    assert (cluster.condition("Ready")[1], cluster.asked) == ("Parking", Still(2)), "the last answer is of another parking"
+    assert (cluster.condition("Ready")[1], cluster.asked) == ("Parking", Still(2)), (
+        "the last answer is of another parking"
+    )
 
 
 def test_pod_that_ends_before_the_job_begins_ends_its_sandbox() -> None:
