@@ -76,6 +76,8 @@ class Transfer:
 
     init: Callable[[Mapping[str, Any]], Request]
     """`initInfo` of the trainer's hook."""
+    leave: Request
+    """Leave the trainer's group that `init` joined, if any. A server with a status of `also` does not have the request."""
     start: Request
     update: Callable[[Mapping[str, Any]], Request]
     """An entry of `updates` of the trainer's hook."""

@@ -113,6 +113,9 @@ VLLM: Final = Description(
         ),
         transfer=Transfer(
             init=lambda info: Request("POST", "/init_weight_transfer_engine", {"init_info": info}),
+            # Without it, a worker keeps its part of every group that it was in, and NCCL may refuse the next one (vLLM pull
+            # request 40646).
+            leave=Request("POST", "/shutdown_weight_transfer_engine", also=(404, 405)),
             start=Request("POST", "/start_weight_update"),
             update=lambda info: Request("POST", "/update_weights", {"update_info": info}),
             cancel=Request("POST", "/finish_weight_update", {}),
@@ -138,7 +141,8 @@ VLLM: Final = Description(
         | _CHANGES
         | read_only("/is_paused", "/weight_info", "/get_world_size", "/is_sleeping")
         | posts(
-            *("/resume", "/abort_requests", "/init_weight_transfer_engine", "/weight_checker", "/reset_prefix_cache")
+            *("/resume", "/abort_requests", "/init_weight_transfer_engine", "/shutdown_weight_transfer_engine"),
+            *("/weight_checker", "/reset_prefix_cache"),
         ),
         changes=_CHANGES,
     ),

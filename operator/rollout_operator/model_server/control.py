@@ -212,13 +212,21 @@ class Control:
         """Prepare an engine to receive tensors. `init` is the body of the request that initializes it (`hook.py`)."""
         transfer = transfer_of(server)
         if init is not None:
+            await self._first(server, transfer.leave)
             await self._send(server, transfer.init({}), init)
+        await self._first(server, transfer.start)
+
+    async def _first(self, server: Address, request: Request) -> None:
+        """Send a request that an engine refuses while an earlier transfer is unfinished, because its trainer or its operator
+        has ended.
+        """
         try:
-            await self._send(server, transfer.start, tries=1)
-        except ControlError:
-            # An earlier transfer may be unfinished, because its trainer or its operator has ended.
-            await self._send(server, transfer.cancel, tries=1)
-            await self._send(server, transfer.start, tries=1)
+            await self._send(server, request, tries=1)
+        except ControlError as error:
+            if error.status in request.also:
+                return
+            await self._send(server, transfer_of(server).cancel, tries=1)
+            await self._send(server, request, tries=1)
 
     async def transfer(self, server: Address, update: bytes, seconds: float) -> None:
         """Receive the tensors that the body `update` describes (`hook.py`). Not retried, because the trainer sends them

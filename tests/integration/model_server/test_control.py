@@ -102,6 +102,17 @@ async def test_a_transfer_that_was_never_finished_does_not_stop_the_next(port: t
     assert routes == ["/start_weight_update", "/finish_weight_update", "/start_weight_update"]
 
 
+@pytest.mark.parametrize("status", [200, 404], ids=["vLLM 0.32", "older vLLM"])
+async def test_engine_leaves_the_last_group_of_the_trainer_before_it_joins_the_next(
+    port: tuple[Port, Address, Control], status: int
+) -> None:
+    answers, server, control = port
+    answers.answers["/shutdown_weight_transfer_engine"] = [web.Response(status=status)]
+    await control.begin_transfer(server, b"{}")
+    routes = [path.lstrip("/") for path, _ in answers.asked]
+    assert routes == ["shutdown_weight_transfer_engine", "init_weight_transfer_engine", "start_weight_update"]
+
+
 async def test_engine_without_checksums_is_not_broken(port: tuple[Port, Address, Control]) -> None:
     answers, server, control = port
     answers.answers["/policy/digest"] = [web.Response(status=404)]

@@ -40,6 +40,7 @@ class Pushing:
         question = {"policy": {"version": version}, "servers": [{"name": "s-0"}]}
         _, answer = await self.post(f"{self.hook}/hook", question)
         calls: list[tuple[str, object]] = [
+            ("/shutdown_weight_transfer_engine", None),
             ("/init_weight_transfer_engine", {"init_info": answer["servers"]["s-0"]["initInfo"]}),
             ("/start_weight_update", None),
             *(("/update_weights", {"update_info": update}) for update in answer["updates"]),

@@ -91,6 +91,16 @@ async def init_weight_transfer_engine(http: web.Request) -> web.Response:
     return web.json_response({"message": "Weight transfer initialized"})
 
 
+@routes.post("/shutdown_weight_transfer_engine")
+async def shutdown_weight_transfer_engine(http: web.Request) -> web.Response:
+    """vLLM 0.32, vllm/entrypoints/rl/online/api_router.py: shutdown_weight_transfer_engine."""
+    try:
+        server_of(http).weights.leave()
+    except LoadError as error:
+        raise errors.failed(str(error)) from None
+    return web.json_response({"message": "Weight transfer shut down"})
+
+
 @routes.post("/start_weight_update")
 async def start_weight_update(http: web.Request) -> web.Response:
     """vLLM 0.26, vllm/entrypoints/serve/dev/rlhf/api_router.py: start_weight_update."""

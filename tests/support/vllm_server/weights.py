@@ -78,14 +78,23 @@ class Weights:
     async def join(self, init_info: Mapping[str, Any]) -> None:
         """Prepare for tensors; join the group if it has a port, which means that it is a real one. Raises LoadError."""
         if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+            # vLLM itself keeps the old group, and NCCL fails in some cases (vLLM pull request 40646).
+            raise LoadError("unhandled cuda error: the engine has not left its last group")
         if "master_port" in init_info:
             try:
                 self._channel = await transfer.join(init_info, self.transfer_port)
             except transfer.TransferError as error:
                 raise LoadError(str(error)) from error
         self.initialised = True
+
+    def leave(self) -> None:
+        """Leave the trainer's group, if any. Raises LoadError."""
+        if self.updating:
+            raise LoadError("Cannot release a trainer connection during a weight update")
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self.initialised = False
 
     async def receive(self, update: Mapping[str, Any]) -> None:
         """Receive one part of an update, over the trainer's own channel. Raises LoadError."""
