@@ -51,14 +51,17 @@ class WeightPush:
         self._update: Mapping[str, Any] | None = None
         self._answer: tuple[int, Mapping[str, Any]] | None = None
         self._answered = threading.Event()
+        self._cancelled = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         """Leave a cancelled push, so that the next one can follow. An error of the trainer refuses the push."""
-        if isinstance(error, WeightPushCancelled):
-            log.info("version %s is not sent: %s", self.version, error)
+        # A server that has ended never joins, and then the engine fails after minutes. Meanwhile the operator asks for
+        # the next push.
+        if isinstance(error, WeightPushCancelled) or (self._cancelled and isinstance(error, Exception)):
+            log.warning("version %s is not sent: %r", self.version, error)
             return True
         if error is not None:
             self.refuse(f"{type(error).__name__}: {error}")
@@ -69,7 +72,10 @@ class WeightPush:
 
         The operator needs the description of the weights before the servers join the group, and vLLM's engine gives it
         only after that.
+
+        Raises WeightPushCancelled: once the engine has started, it may wait for the servers for minutes.
         """
+        self._raise_if_cancelled()
         self._update = {
             "names": [weight.name for weight in metadata],
             "dtype_names": [str(weight.dtype).rsplit(".", maxsplit=1)[-1] for weight in metadata],
@@ -100,12 +106,14 @@ class WeightPush:
             servers[name] = {"initInfo": {**init_info, "rank_offset": rank}}
             rank += workers
         self._respond(200, {"updates": [self._update], "servers": servers})
+        self._raise_if_cancelled()
 
     def start_weight_update(self) -> None:
         """Do nothing: the operator starts the update of each server."""
 
     def update_weights(self, update_info: Mapping[str, Any]) -> None:
-        """Check that the servers expect this update. vLLM's engine calls it while it sends.
+        """Check that the servers expect this update. vLLM's engine calls it while it sends. It does not wait until they have
+        received it, so the engine must exist until the next push begins.
 
         Raises ValueError if `update_info` differs from the metadata that `client` got.
         """
@@ -119,7 +127,13 @@ class WeightPush:
         if self._answer is None:
             self._answer = status, answer
             self._answered.set()
-        elif self._answer[0] == _CANCELLED[0] and status == 200:
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        self._respond(410, {"error": "another push was requested since"})
+
+    def _raise_if_cancelled(self) -> None:
+        if self._cancelled:
             raise WeightPushCancelled("the operator has asked for another push since")
 
     def _is_for(self, request: Mapping[str, Any]) -> bool:
@@ -129,9 +143,6 @@ class WeightPush:
         self._answered.wait()
         assert self._answer is not None
         return self._answer
-
-
-_CANCELLED: Final = 410, {"error": "another push was requested since"}
 
 
 class WeightPushHook:
@@ -160,7 +171,7 @@ class WeightPushHook:
         self._server.shutdown()
         self._server.server_close()
         if self._latest is not None:
-            self._latest._respond(*_CANCELLED)
+            self._latest._cancel()
 
     def __iter__(self) -> Iterator[WeightPush]:
         while True:
@@ -177,7 +188,7 @@ class WeightPushHook:
             if self._latest is None or not self._latest._is_for(request):
                 push = WeightPush(request)
                 if self._latest is not None:
-                    self._latest._respond(*_CANCELLED)
+                    self._latest._cancel()
                 self._latest = push
                 self._changed.notify_all()
             return self._latest

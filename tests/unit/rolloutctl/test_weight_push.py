@@ -72,10 +72,13 @@ def test_hook_answers_what_the_trainer_engine_sends_with_a_rank_for_each_server(
 def test_later_push_cancels_the_earlier_one(operator: Operator) -> None:
     first = operator.ask("a")
     earlier = next(operator.pushes)
+    client = earlier.client(METADATA)
     second = operator.ask("b", 7)
     assert first.result()[0] == 410
     with pytest.raises(WeightPushCancelled):
-        earlier.client(METADATA).init_weight_transfer_engine(INIT)
+        client.init_weight_transfer_engine(INIT)
+    with pytest.raises(WeightPushCancelled):
+        earlier.client(METADATA)
     push = next(operator.pushes)
     assert push.version == 7
     push.refuse("version 7 is deleted")
@@ -95,6 +98,17 @@ def test_cancelled_push_ends_its_block_and_an_error_of_the_trainer_refuses_the_p
     with pytest.raises(LookupError), push:
         raise LookupError("no such module")
     assert second.result() == (409, {"error": "LookupError: no such module"})
+
+
+def test_engine_that_waited_in_vain_for_a_server_does_not_end_the_trainer(operator: Operator) -> None:
+    asked = operator.ask("a")
+    with next(operator.pushes) as earlier:
+        earlier.client(METADATA).init_weight_transfer_engine(INIT)
+        assert asked.result()[0] == 200
+        operator.ask("b", 7)
+        push = next(operator.pushes)
+        raise OSError("1/2 clients joined")
+    assert push.version == 7
 
 
 def test_push_is_refused_when_its_group_has_another_size(operator: Operator) -> None:
