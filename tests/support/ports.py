@@ -32,6 +32,12 @@ def free_port() -> int:
     return free_ports(1)[0]
 
 
+def listens(port: int) -> bool:
+    """Return whether something listens there."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 def wait_for_port(port: int, server: "subprocess.Popen[bytes]", log: Path) -> None:
     """Wait until the server listens there. Raises RuntimeError, with the end of its log, if it ends or takes too long."""
     deadline = time.monotonic() + 20

@@ -1,13 +1,12 @@
 """vLLM's own trainer engine, as docs/weight-push.md uses it, sends weights to engines that the operator updates."""
 
 import asyncio
-import socket
 from pathlib import Path
 
 import pytest
 
 from tests.integration.model_server.fleet import Fleet
-from tests.support.ports import free_ports
+from tests.support.ports import free_ports, listens
 from tests.support.vllm_environment import start_with_vllm
 
 pytestmark = pytest.mark.full
@@ -36,8 +35,3 @@ async def test_vllms_trainer_engine_sends_each_version_to_all_servers(tmp_path: 
             assert trainer.poll() is None
         finally:
             trainer.kill()
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,12 +70,45 @@ class InferenceServer:
     log: Path = Path(os.devnull)
     experts: bool = False
     """Whether its model is a mixture of experts."""
+    command: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
     running_metric: ClassVar = "vllm:num_requests_running"
 
     @property
     def long_answer(self) -> int:
         """Tokens of an answer that an update interrupts."""
         return 1500
+
+    async def start(self) -> None:
+        """Start its process, and return when it serves."""
+        with self.log.open("ab") as log:
+            self.process = process = subprocess.Popen(  # noqa: ASYNC220, of which `kill` needs no event loop
+                self.command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=REPOSITORY,
+                env={**os.environ, **self.environment},
+                start_new_session=True,
+            )
+        async with asyncio.timeout(START_SECONDS):
+            while True:
+                assert process.poll() is None, self.log.read_text()[-5000:]
+                try:
+                    status, _ = await self.ask("GET", "/health", seconds=5)
+                    if status == 200:
+                        break
+                except (aiohttp.ClientError, TimeoutError):
+                    pass
+                await asyncio.sleep(0.2)
+        self.first_label = (await self.get(self.engine.updates.weights.path))["weight_version"]
+
+    def kill(self) -> None:
+        """End its processes at once."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
 
     def checkpoint(self, version: int) -> str:
         return str(self.checkpoints / (f"experts-{version}" if self.experts else str(version)))
@@ -202,9 +235,10 @@ def started_with(
     standin_arguments: str = "",
     *,
     experts: bool = False,
+    push: bool = False,
 ) -> Iterator[InferenceServer]:
     """Start vLLM or its stand-in with these flags, and `standin_arguments`, which vLLM does not have. `experts`: with a
-    mixture of experts, and what vLLM needs to report them without a GPU.
+    mixture of experts, and what vLLM needs to report them without a GPU. `push`: with what it needs to receive weights.
     """
     real = kind == "vLLM"
     folder = folders.mktemp(kind)
@@ -221,8 +255,9 @@ def started_with(
     port = free_port()
     server = InferenceServer(real, f"http://127.0.0.1:{port}", folder, log=folder / "log", experts=experts)
     environment = ENVIRONMENT | {"STANDIN_ARGS": f"{ENVIRONMENT['STANDIN_ARGS']} {standin_arguments}"}
-    if real and experts:
-        environment |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "PYTHONPATH": str(WITHOUT_GPU)}
+    if real and (experts or push):
+        # Where vLLM finds Triton it chooses the second model runner, which Triton's interpreter makes slow.
+        environment |= {"VLLM_USE_V2_MODEL_RUNNER": "1" if experts else "0", "PYTHONPATH": str(WITHOUT_GPU)}
     with serving(server, [*program, server.checkpoint(0), *flags, "--port", str(port)], environment):
         # The first answer of an engine may take longer than a client waits.
         first = server.post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 2}, seconds=START_SECONDS)
@@ -233,21 +268,12 @@ def started_with(
 @contextmanager
 def serving(server: InferenceServer, command: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
     """Run the server's process. It serves when the context begins."""
-    with server.log.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=REPOSITORY,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-        try:
-            asyncio.run(_wait_until_it_serves(server, process))
-            yield
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    server.command, server.environment = command, environment
+    try:
+        asyncio.run(server.start())
+        yield
+    finally:
+        server.kill()
 
 
 @pytest.fixture
@@ -288,17 +314,3 @@ async def client_of(url: str, experts: RoutedExperts | None = None) -> AsyncIter
         yield client
     finally:
         await client.close()
-
-
-async def _wait_until_it_serves(server: InferenceServer, process: subprocess.Popen[bytes]) -> None:
-    async with asyncio.timeout(START_SECONDS):
-        while True:
-            assert process.poll() is None, server.log.read_text()[-5000:]
-            try:
-                status, _ = await server.ask("GET", "/health", seconds=5)
-                if status == 200:
-                    break
-            except (aiohttp.ClientError, TimeoutError):
-                pass
-            await asyncio.sleep(0.2)
-    server.first_label = (await server.get(server.engine.updates.weights.path))["weight_version"]

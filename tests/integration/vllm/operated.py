@@ -28,8 +28,10 @@ SETTLED_SECONDS = 180.0
 class Operated:
     """`async with Operated(server, folder) as served`. Its runner calls the server through a recorder."""
 
-    def __init__(self, server: InferenceServer, folder: Path, adapters: Sequence[str] = ()) -> None:
-        self._server, self._folder = server, folder
+    def __init__(self, server: InferenceServer, folder: Path, adapters: Sequence[str] = (), hook: str = "") -> None:
+        """`hook`: of a trainer, for mode Push."""
+        self._server, self._folder, self._hook = server, folder, hook
+        self._is_up, self._restarts = True, 0
         self._policy: dict[str, Any] = {"version": 0}
         self._adapters: dict[str, Any] = {name: {"version": 0} for name in adapters}
         self._asleep = False
@@ -109,6 +111,16 @@ class Operated:
         self._asleep = asleep
         self._tell()
 
+    async def restart(self) -> None:
+        """Kill the server and start it again with the weights of its start, as the kubelet does."""
+        self._is_up = False
+        self._tell()
+        self._server.kill()
+        await self._until_whole(lambda status: not any(one.ready for one in status.servers))
+        await self._server.start()
+        self._is_up, self._restarts = True, self._restarts + 1
+        self._tell()
+
     async def until_asleep(self) -> None:
         """Return when all memory is released."""
         await self._until_status(lambda policy: policy.step is PolicyStep.ASLEEP)
@@ -169,10 +181,10 @@ class Operated:
         pod = {
             "name": "s-0",
             "uid": "uid-0",
-            "restarts": 0,
+            "restarts": self._restarts,
             "url": self.recorder.url,
             "control": self._control,
-            "up": True,
+            "up": self._is_up,
         }
         may_sleep = {"asleep": self._asleep} if self._server.engine.updates.sleep is not None else {}
         write(
@@ -181,9 +193,9 @@ class Operated:
                 **may_sleep,
                 "policy": self._policy,
                 "adapters": self._adapters,
-                "mode": "Pull",
+                "mode": "Push" if self._hook else "Pull",
                 "engine": self._server.engine.type,
-                "hook": "",
+                "hook": self._hook,
                 "minReady": 1,
                 "pods": [pod],
                 "runners": {ME: self._acknowledged},

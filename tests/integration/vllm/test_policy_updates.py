@@ -78,13 +78,12 @@ async def first_tokens(
     return reply.completion_token_ids
 
 
-async def test_update_loses_no_call_and_records_the_version_of_each_token(
-    server: InferenceServer, served: Operated
-) -> None:
+async def assert_update_loses_no_call(server: InferenceServer, served: Operated, uri: str | None) -> None:
+    """Update from version 0 to version 1 during calls, and check each of their tokens."""
     asked = [request(f"Number {number}", tokens=server.long_answer, session=f"s-{number}") for number in range(4)]
     calls = [asyncio.create_task(served.model.complete(one)) for one in asked]
     await until_held(server, served, len(calls))
-    served.patch(1, uri(server.checkpoint(1)))
+    served.patch(1, uri)
     await served.until(1)
     await server.set_speed(FAST)
     replies = await asyncio.gather(*calls)
@@ -104,6 +103,12 @@ async def test_update_loses_no_call_and_records_the_version_of_each_token(
     following = await served.model.complete(next_turn(asked[0], replies[0]))
     assert set(versions(following)) == {"1"}
     assert following.usage.cached_tokens == 0
+
+
+async def test_update_loses_no_call_and_records_the_version_of_each_token(
+    server: InferenceServer, served: Operated
+) -> None:
+    await assert_update_loses_no_call(server, served, uri(server.checkpoint(1)))
 
 
 async def test_runner_that_missed_an_update_records_the_versions_that_the_server_reports(

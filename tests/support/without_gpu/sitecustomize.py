@@ -3,6 +3,7 @@
 - vLLM 0.32 reports routed experts only with its second model runner, whose kernels are Triton's (vllm/config/vllm.py:
   _verify_aux_output_compatibility, _validate_v2_model_runner). Triton has no compiler for CPUs on PyPI, but it has an
   interpreter. vLLM's CPU build asks for a backend `cpu` before it uses Triton at all (vllm/triton_utils/importing.py).
+- vLLM 0.32 receives weights of a trainer by NCCL (vllm/distributed/weight_transfer), on streams of CUDA.
 - SGLang 0.5.23 keeps routed experts in memory that CUDA has registered (srt/mem_cache/pool_host/common.py:
   ALLOC_MEMORY_FUNCS), and pins the memory of LoRA adapters (srt/lora).
 """
@@ -35,7 +36,7 @@ def interpret_triton() -> None:
 
 
 class Changes(importlib.abc.MetaPathFinder):
-    """Changes a module of SGLang when it is imported."""
+    """Changes a module of vLLM or SGLang when it is imported."""
 
     def __init__(self, name: str, change: Callable[[types.ModuleType], None]) -> None:
         self._name, self._change = name, change
@@ -57,6 +58,36 @@ class Changes(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = changed  # type: ignore[method-assign]
         return spec
+
+
+class Communicator:
+    """Takes the place of NCCL's: a broadcast goes through the store at which the processes of the group have met."""
+
+    def __init__(self, group: Any, device: Any) -> None:
+        self._group = group
+
+    def broadcast(self, tensor: Any, src: int, stream: Any = None) -> None:
+        tensor.copy_(self._group.broadcast(tensor, src))
+
+    def destroy(self) -> None:
+        del self._group
+
+
+def communicate_without_nccl(module: types.ModuleType) -> None:
+    module.PyNcclCommunicator = Communicator  # type: ignore[attr-defined]
+
+
+class Stream:
+    """One on which all work is done."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+
+def pack_without_streams(module: types.ModuleType) -> None:
+    module._get_streams = lambda device, count: (Stream(),) * count  # type: ignore[attr-defined]
+    module.torch.accelerator.current_device_index = lambda: 0
+    module.torch.accelerator.synchronize = lambda *_: None
 
 
 def register_no_memory(module: types.ModuleType) -> None:
@@ -83,6 +114,8 @@ def unpinned(make: Any) -> Any:
 
 interpret_triton()
 sys.meta_path[:0] = [
+    Changes("vllm.distributed.device_communicators.pynccl", communicate_without_nccl),
+    Changes("vllm.distributed.weight_transfer.packed_tensor", pack_without_streams),
     Changes("sglang.srt.mem_cache.pool_host.common", register_no_memory),
     Changes("sglang.srt.lora.layers", pin_no_memory),
 ]
