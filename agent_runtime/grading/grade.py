@@ -101,9 +101,6 @@ async def grade(
     """
     if task.verifier is None:
         raise ValueError(f"task {task.name} has no verifier, so it cannot be graded")
-    # Whether a verifier loads or runs the agent's files cannot be detected, so the task's author states it.
-    # The statement is about the verifier's user. Services may run the agent's files as other users, who share volumes
-    # with the verifier, and the code under test may change or replace the server that a verifier asks.
     is_closed = is_apart and task.verifier.isolated and verifier.mode is not VerifierMode.SHARED
     grading = _Grading(task, task.verifier, verifier, workspace, key_turn, watch, is_closed=is_closed)
     # Verifiers and tests have time limits of their own, which would expire in a pause.
@@ -206,6 +203,9 @@ class _Grading:
 
     @property
     def is_forgeable(self) -> bool:
+        # Whether a verifier loads or runs the agent's files cannot be detected, so the task's author states it.
+        # The statement is about the verifier's user. Services may run the agent's files as other users, who share volumes
+        # with the verifier, and the code under test may change or replace the server that a verifier asks.
         return not self.is_closed or bool(self.task.services)
 
     @property

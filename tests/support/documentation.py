@@ -21,7 +21,7 @@ NEEDS = {
     "hours": "more time than the test of a page has",
     "kind": "kind and Docker: no test runs it, hack/kind-tests does the same where they are",
     "internet": "a package index, a registry or a paid API",
-    "vLLM": "vLLM in an environment of its own: tests/integration/vllm/test_weight_push.py runs it",
+    "vLLM": "vLLM, which has its own environment: tests/integration/vllm/test_weight_push.py runs it there",
     "verl": "verl in an environment of its own: tests/integration/verl/test_pages.py runs it",
 }
 """What a block may need, as in `needs="hours"`, that the test of its page does not have, and which tests run it then.

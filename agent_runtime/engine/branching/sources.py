@@ -25,6 +25,7 @@ from rollout_api.records import (
     AttemptRecord,
     CheckpointRecord,
     IntentRecord,
+    Layer,
     ObservationsRecord,
     PolicySpan,
     Record,
@@ -240,23 +241,17 @@ async def fix_origins(record: JobRecord, found: Sequence[Origin], environ: Mappi
     """Write the origins of a run's groups; existing ones are kept. Raises TaskSourceError, RecordCorrupt, StorageError."""
     origins = {}
     written = [await read_origin(record.store, group) for group in range(len(found))]
-    for job, output in {
+    for job, uri in {
         o.job: o.layers_uri for o, standing in zip(found, written, strict=True) if standing is None
     }.items():
-        await _adopt_builds(record, Store.open(output, environ), job.rpartition("/")[2])
+        await _adopt_builds(record, Store.open(uri, environ), job.rpartition("/")[2])
     for group, (origin, standing) in enumerate(zip(found, written, strict=True)):
         if standing is None:
-            layers, own = origin.snapshot.all_layers if origin.snapshot else [], Layers(record.output, record.store)
-            for layer in layers:
-                if origin.layers_uri == record.output.uri:
-                    await own.name(layer)
-                    if not await own.has(layer):
-                        # The layers were deleted with the source in the meantime. Without a snapshot, all calls run
-                        # again.
-                        origin = origin.model_copy(update={"snapshot": None})
-                else:
-                    source = Layers(Store.open(origin.layers_uri, environ), record.store)
-                    await own.keep(source.load(layer), layer.bytes)
+            output = Store.open(origin.layers_uri, environ)
+            for layer in origin.snapshot.all_layers if origin.snapshot else []:
+                if not await _take_over(layer, output, record):
+                    # The layers were deleted with the source in the meantime. Without a snapshot, all calls run again.
+                    origin = origin.model_copy(update={"snapshot": None})
             await record.store.create(_key(group), compress(json_bytes(origin)))
             standing = await read_origin(record.store, group)
             assert standing is not None, "written above"
@@ -264,26 +259,31 @@ async def fix_origins(record: JobRecord, found: Sequence[Origin], environ: Mappi
     return origins
 
 
+async def _take_over(layer: Layer, output: Store, record: JobRecord) -> bool:
+    """Have a run name a layer of this output, which is copied if the run has another one. Returns whether it is stored.
+    Raises RecordCorrupt if a layer to copy is missing.
+    """
+    own = Layers(record.output, record.store)
+    if output.uri == record.output.uri:
+        await own.name(layer)
+        return await own.has(layer)
+    await own.keep(Layers(output, record.store).load(layer), layer.bytes)
+    return True
+
+
 async def _adopt_builds(record: JobRecord, output: Store, name: str) -> None:
     """Have the run use what Dockerfiles and setups have become in a run of another output, or the same. Another build of the
     same instructions has other files than those in which that run's agents worked.
     """
     source = output.below(name)
-    own, theirs = Layers(record.output, record.store), Layers(output, record.store)
     keys = [meta.key for meta in await source.list(BUILDS_FOLDER)]
 
     async def adopt(key: str, data: bytes | None) -> None:
         entry = None if data is None else parse_entry(data)
         if data is None or entry is None:
             return
-        if output.uri == record.output.uri:
-            await own.name(entry.layer)
-            if not await own.has(entry.layer):
-                raise RecordCorrupt(
-                    key, f"the layer of {entry.step!r} is missing, which the branches of {source.uri} need"
-                )
-        else:
-            await own.keep(theirs.load(entry.layer), entry.layer.bytes)
+        if not await _take_over(entry.layer, output, record):
+            raise RecordCorrupt(key, f"the layer of {entry.step!r} is missing, which the branches of {source.uri} need")
         if await record.store.create(key, data):
             return
         other = parse_entry(await record.store.get(key) or b"")

@@ -129,8 +129,13 @@ def begin(seen: Observed) -> Plan:
     return _report(seen, "Normal", PARKING, STORING_WORDS, PARKING)
 
 
+def _number(seen: Observed) -> int:
+    """Return the number of the current parking, or of the last one."""
+    return seen.status.parking or 0
+
+
 def _next_number(seen: Observed) -> int:
-    return (seen.status.parking or 0) + 1
+    return _number(seen) + 1
 
 
 def deletes(seen: Observed, jobs: Iterable[ParkingJob]) -> tuple[Delete, ...]:
@@ -167,19 +172,18 @@ def _before_storing(seen: Observed, spec: SandboxSpec, job: ParkingJob | None) -
     """Make its executor still at once, so that it does not end itself before the Job begins. Until then, all can be
     undone.
     """
-    number = seen.status.parking or 0
-    pod, report = seen.pod, _report_of(seen, number)
+    pod, report = seen.pod, _report_of(seen, _number(seen))
     if pod is None:
         return steps.without_its_pod(seen)
     if ending := steps.ending(seen, pod, was_ready=True):
         return steps.finish(seen, ending)
-    if spec.running or (report is not None and report.answered and not report.is_still):
+    if spec.running or _is_released(seen):
         return _use_again(seen, spec, pod)
     if job is not None and (said := _progress(seen, job, PARKING, STORING_WORDS)).status is not None:
         return said
     wait = _unanswered(seen)
     is_asked = report is None or (not report.answered and not wait)
-    asked = (_ask(seen, pod, Still(number)),) if is_asked else ()
+    asked = (_ask(seen, pod, Still(_number(seen))),) if is_asked else ()
     if job is None:
         created = _create_job(seen, spec, pod, "store")
         return replace(created, actions=(*asked, *created.actions))
@@ -190,18 +194,22 @@ def _use_again(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
     """Let the executor of a pod that was not given back accept changes again; then it is Ready."""
     if seen.jobs:
         return Plan(deletes(seen, seen.jobs))
-    number = seen.status.parking or 0
-    report = _report_of(seen, number)
-    if report is not None and report.answered and not report.is_still:
+    if _is_released(seen):
         return _ready_again(seen, spec, pod)
     if wait := _unanswered(seen):
         return Plan(requeue_seconds=wait)
-    return Plan((_ask(seen, pod, Still(number, is_still=False)),))
+    return Plan((_ask(seen, pod, Still(_number(seen), is_still=False)),))
+
+
+def _is_released(seen: Observed) -> bool:
+    """Whether its executor has answered that it accepts changes again."""
+    report = _report_of(seen, _number(seen))
+    return report is not None and report.answered and not report.is_still
 
 
 def _unanswered(seen: Observed) -> float:
     """Return the seconds until its executor is asked again after a question without an answer; else 0."""
-    report = _report_of(seen, seen.status.parking or 0)
+    report = _report_of(seen, _number(seen))
     return 0.0 if report is None or report.answered else max(0.0, steps.seconds_left(report.at, UNANSWERED, seen.now))
 
 
@@ -214,8 +222,7 @@ def _after_failure(seen: Observed, spec: SandboxSpec) -> Plan:
     if not spec.running:
         return Plan(deletes(seen, seen.jobs), requeue_seconds=steps.lost_in(seen))
     used = _use_again(seen, spec, seen.pod)
-    soonest = min(filter(None, (steps.lost_in(seen), used.requeue_seconds)), default=None)
-    return replace(used, requeue_seconds=soonest)
+    return replace(used, requeue_seconds=steps.soonest(steps.lost_in(seen), used.requeue_seconds))
 
 
 def _parked_in_part(seen: Observed, finished: Plan) -> Plan:
@@ -266,10 +273,8 @@ def _bring_back(seen: Observed, spec: SandboxSpec, parked: Condition) -> Plan:
         return _ready_again(seen, spec, pod)
     if (said := _progress(seen, job, RESTORING, RESTORING_WORDS)).status is not None:
         return said
-    soonest = min(
-        filter(None, (steps.lost_in(seen), None if job.has_begun else NO_POD_AFTER.total_seconds())), default=None
-    )
-    return Plan(making.learned_refusals(seen), requeue_seconds=soonest)
+    look_again = None if job.has_begun else NO_POD_AFTER.total_seconds()
+    return Plan(making.learned_refusals(seen), requeue_seconds=steps.soonest(steps.lost_in(seen), look_again))
 
 
 def _create_pod(seen: Observed, spec: SandboxSpec, parked: Condition) -> Plan:

@@ -117,8 +117,8 @@ def _report_ready(seen: Observed, spec: SandboxSpec, pod: Manifest, lost_in: flo
         if not spec.running:
             return parking.begin(seen)
         waits = parking.wait_until_idle(seen, spec, pod)
-        soonest = min(filter(None, (lost_in, waits.requeue_seconds)), default=None)
-        return replace(waits, actions=(*learned, *waits.actions), requeue_seconds=soonest)
+        requeue = steps.soonest(lost_in, waits.requeue_seconds)
+        return replace(waits, actions=(*learned, *waits.actions), requeue_seconds=requeue)
     fresh = status.ready(seen, spec, pod)
     overlay = find(fresh.conditions, OVERLAY)
     events: tuple[Event, ...] = ()

@@ -64,6 +64,11 @@ def wait(seen: Observed, spec: SandboxSpec, pod: Manifest, left: float) -> Plan:
     return Plan(status=fresh.wire(), events=(event,), requeue_seconds=left)
 
 
+def soonest(*seconds: float | None) -> float | None:
+    """Return the shortest of these times; None if none is set."""
+    return min(filter(None, seconds), default=None)
+
+
 def lost_in(seen: Observed) -> float | None:
     """Return the seconds until its node counts as lost; None while the node is ready, or no node is."""
     return seconds_until_lost(seen.node, seen.now) if seen.node is not None and seen.nodes.ready else None

@@ -244,7 +244,7 @@ SAME_KEYS = "cmp /key /seen && cat /key"
 async def test_layer_is_used_only_over_those_over_which_it_was_made(output: Output, chain: str) -> None:
     wanted = CHAINS[chain]
     async with output.job() as one, output.job() as other:
-        # Two runners of one run, each in a sandbox of its own, and neither has ended when the other begins.
+        # Two runners of one run build at the same time, each in its own sandbox.
         other = output.building(other.local, 1)
         await asyncio.gather(one.say(wanted, SAME_KEYS), other.say(wanted, SAME_KEYS))
     for _ in range(2):
