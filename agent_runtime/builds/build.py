@@ -28,7 +28,7 @@ from agent_runtime.builds.step_files import ROOT, StepFiles
 from agent_runtime.builds.trees import Context, CopyProblem, File, Taken, context_tar
 from agent_runtime.builds.workspaces import BuildWorkspaces
 from agent_runtime.dockerfiles.patterns import Ignore
-from agent_runtime.dockerfiles.plan import SCRATCH, SCRIPT, CopyStep, PlanFailed, RunStep, Settings, stage_of_mount
+from agent_runtime.dockerfiles.plan import SCRATCH, SCRIPT, CopyStep, Input, PlanFailed, RunStep, Settings, inputs_of
 from agent_runtime.recording.build_steps import BuildEntry
 from agent_runtime.recording.layers import LayerTooLarge
 from agent_runtime.sandboxes.base import (
@@ -193,7 +193,8 @@ class Builder:
         stored = await asyncio.gather(*(self._cache.look_up(keyed.key) for keyed in chain.steps))
         layers: list[StoredLayer] = []
         for position, (keyed, found) in enumerate(zip(chain.steps, stored, strict=True)):
-            sources = [await self._made(recipe, source, spec) for source in stages_of(recipe, keyed)]
+            copied = [needed.source for needed in inputs_of(recipe.parsed, keyed.stage, keyed.step)]
+            sources = [await self._made(recipe, source, spec) for source in copied if isinstance(source, int)]
             over = digest_of(layers, *(source.layers for source in sources))
             below = chain.steps[position - 1].key if position else None
             make = partial(self._make, recipe, chain, keyed, below, over, tuple(layers), spec)
@@ -310,37 +311,26 @@ class Builder:
     ) -> list[list[Taken]]:
         """Return the files that a step needs: one list for COPY, or one for each bind mount."""
         step = keyed.step
+        taken = [
+            await self._taken(needed, recipe, step.line, spec, stack)
+            for needed in inputs_of(recipe.parsed, keyed.stage, step)
+        ]
         if isinstance(step, CopyStep):
-            taken = await self._taken(step.source, step.sources, recipe, step.line, spec, stack)
             inline = Context.of({name: File(data, 0o644) for name, data in step.inline}, Ignore.parse(""))
-            return [[*taken, *(_from_context(inline, name, name) for name, _ in step.inline)]]
-        if not isinstance(step, RunStep):
-            return []
-        found = []
-        for mount in step.mounts:
-            source = stage_of_mount(recipe.parsed, keyed.stage, mount)
-            is_bind = mount.type == "bind"
-            found.append(
-                await self._taken(source, (mount.source or "/",), recipe, step.line, spec, stack) if is_bind else []
-            )
-        return found
+            taken[0] += (_from_context(inline, name, name) for name, _ in step.inline)
+        return taken
 
     async def _taken(
-        self,
-        source: int | str | None,
-        paths: Sequence[str],
-        recipe: Recipe,
-        line: int,
-        spec: WorkspaceSpec,
-        stack: contextlib.ExitStack,
+        self, needed: Input, recipe: Recipe, line: int, spec: WorkspaceSpec, stack: contextlib.ExitStack
     ) -> list[Taken]:
+        source = needed.source
         if source is None:
             return [
                 _from_context(recipe.context, found, real)
-                for path in paths
+                for path in needed.paths
                 for found, real in in_context(recipe.context, path, line)
             ]
-        if not paths:
+        if not needed.paths:
             return []
         if isinstance(source, int):
             made = await self._made(recipe, source, spec)
@@ -350,7 +340,9 @@ class Builder:
         async with self._workspaces.bare(image, layers, spec, "source") as workspace:
             hands = StepFiles(workspace, has_one_user=False)
             return [
-                await hands.take(path, stack, name) for written in paths for name, path in await hands.found(written)
+                await hands.take(path, stack, name)
+                for written in needed.paths
+                for name, path in await hands.found(written)
             ]
 
     async def _run(
@@ -365,9 +357,9 @@ class Builder:
         base: Base,
     ) -> None:
         workspace, env = hands.workspace, dict(step.env)
-        mounted = []
-        for mount, files in zip(step.mounts, taken, strict=True):
-            secret = None
+        mounted, of_binds = [], iter(taken)
+        for mount in step.mounts:
+            secret, files = None, next(of_binds) if mount.type == "bind" else ()
             if mount.type == "secret":
                 name = mount.id or posixpath.basename(mount.source or mount.target or "")
                 secret = self._options.secrets.get(name)
@@ -406,17 +398,6 @@ class Builder:
 def digest_of(*stacks: Sequence[StoredLayer]) -> str:
     """Return the digest of the layers of several stacks."""
     return digest(*([layer.digest for layer in layers] for layers in stacks))
-
-
-def stages_of(recipe: Recipe, keyed: Keyed) -> list[int]:
-    """Return the stages that a step copies from, by COPY or by bind mounts."""
-    step, sources = keyed.step, list[int | str | None]()
-    if isinstance(step, CopyStep):
-        sources = [step.source]
-    elif isinstance(step, RunStep):
-        mounts = [mount for mount in step.mounts if mount.type == "bind"]
-        sources = [stage_of_mount(recipe.parsed, keyed.stage, mount) for mount in mounts]
-    return [source for source in sources if isinstance(source, int)]
 
 
 def completed_spec(spec: WorkspaceSpec, made: Made) -> WorkspaceSpec:

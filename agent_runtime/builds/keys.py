@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import posixpath
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,14 @@ from agent_runtime.dockerfiles.parse import parse
 from agent_runtime.dockerfiles.patterns import Ignore
 from agent_runtime.dockerfiles.plan import (
     CopyStep,
+    Input,
     RunStep,
     Settings,
     StagePlan,
     Step,
     bases,
+    inputs_of,
     plan_stage,
-    stage_of_mount,
 )
 from agent_runtime.sandboxes.base import SetupFailed, WorkspaceSpec
 from agent_runtime.sandboxes.prepare import preparation
@@ -137,28 +138,23 @@ class Keys:
         described = dataclasses.asdict(step)
         for field in ("line", "text"):
             del described[field]
-        inputs: list[str] = []
         if isinstance(step, CopyStep):
             described["inline"] = [[name, hashlib.sha256(data).hexdigest()] for name, data in step.inline]
-            inputs = [await self._source_key(step.source, step.sources, recipe, step.line, spec)]
         elif isinstance(step, RunStep):
-            for mount in step.mounts:
-                if mount.type == "bind":
-                    source = stage_of_mount(recipe.parsed, stage, mount)
-                    inputs.append(await self._source_key(source, (mount.source or "/",), recipe, step.line, spec))
             described["network"] = spec.network.get("setup", "None") if step.has_network else "None"
+        inputs = [
+            await self._input_key(needed, recipe, step.line, spec) for needed in inputs_of(recipe.parsed, stage, step)
+        ]
         return digest(type(step).__name__, below, described, inputs)
 
-    async def _source_key(
-        self, source: int | str | None, paths: Sequence[str], recipe: Recipe, line: int, spec: WorkspaceSpec
-    ) -> str:
-        if isinstance(source, int):
-            return (await self.chain(recipe, source, spec)).key
-        if source is not None:
-            image = self._image_of(source)
+    async def _input_key(self, needed: Input, recipe: Recipe, line: int, spec: WorkspaceSpec) -> str:
+        if isinstance(needed.source, int):
+            return (await self.chain(recipe, needed.source, spec)).key
+        if needed.source is not None:
+            image = self._image_of(needed.source)
             return image_key(image, await self._base_of(image, spec))
         content_digest = hashlib.sha256()
-        for path in paths:
+        for path in needed.paths:
             for found, real in in_context(recipe.context, path, line):
                 for name, file in recipe.context.tree(real):
                     content = "" if file is None else f"{file.mode:o} {hashlib.sha256(file.data).hexdigest()}"

@@ -109,7 +109,7 @@ class CopyStep:
     destination: str
     """Absolute; ends with `/` if it is a folder."""
     source: int | str | None
-    """A stage's number or an image; None: the build context."""
+    """As `Input.source`."""
     owner: str | None
     mode: int | None
     excludes: tuple[str, ...]
@@ -127,6 +127,15 @@ class FoldersStep:
 
 
 Step = RunStep | CopyStep | FoldersStep
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a step copies or mounts."""
+
+    source: int | str | None
+    """A stage's number or an image; None: the build context."""
+    paths: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -387,11 +396,18 @@ class _Planner:
         return name if found is None else found
 
 
-def stage_of_mount(dockerfile: Dockerfile, number: int, mount: Mount) -> int | str | None:
-    """Return where the content of a bind or cache mount comes from, as `CopyStep.source`."""
-    if mount.from_ is None:
-        return None
-    return _Planner(dockerfile, number, Settings(), {}, "").stage_named(mount.from_)
+def inputs_of(dockerfile: Dockerfile, number: int, step: Step) -> list[Input]:
+    """Return what a step of a stage copies or mounts: one input for COPY, one for each bind mount of RUN."""
+    if isinstance(step, CopyStep):
+        return [Input(step.source, step.sources)]
+    if not isinstance(step, RunStep):
+        return []
+    planner = _Planner(dockerfile, number, Settings(), {}, "")
+    return [
+        Input(None if mount.from_ is None else planner.stage_named(mount.from_), (mount.source or "/",))
+        for mount in step.mounts
+        if mount.type == "bind"
+    ]
 
 
 def _shown(command: str | tuple[str, ...], heredocs: Sequence[Heredoc]) -> str:
