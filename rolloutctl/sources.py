@@ -15,7 +15,7 @@ from agent_runtime.recording.store import Store
 from agent_runtime.tasks import read_rows
 from agent_runtime.tasks.folders import EXECUTABLES, executable_files
 from rollout_api.rollout_job import RolloutJob
-from rollout_api.tasks import Task, Tasks, TaskSource
+from rollout_api.tasks import Task, TaskSource
 from rolloutctl.errors import CommandError
 
 FOLDER = "sources"
@@ -58,12 +58,21 @@ def local_source(job: RolloutJob, base_dir: Path) -> LocalSource | None:
     return LocalSource(files, f"{folder}/{root.name}", executables)
 
 
-def with_source(job: RolloutJob, uri: str) -> RolloutJob:
-    source = job.spec.tasks.from_ or TaskSource(uri=uri)
-    moved = job.spec.tasks.model_copy(
-        update={"inline": None, "stream": None, "from_": source.model_copy(update={"uri": uri})}
-    )
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"tasks": moved})})
+def with_uri(job: RolloutJob, uri: str) -> RolloutJob:
+    """Return the job with its tasks at another place."""
+    given = job.spec.tasks.from_
+    assert given is not None
+    return with_source(job, given.model_copy(update={"uri": uri}))
+
+
+def with_source(job: RolloutJob, source: TaskSource) -> RolloutJob:
+    """Return the job with another source of its tasks, and all else that it says about tasks."""
+    given = job.spec.tasks
+    others = dict.fromkeys(("inline", "stream", "environments", "branch"))
+    # What the manifest itself uses may run beside the engine without being listed.
+    listed = [*dict.fromkeys([*given.runner_environments, *sorted(given.own_environments)])]
+    update = {**others, "from_": source, "runner_environments": listed}
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"tasks": given.model_copy(update=update)})})
 
 
 async def upload(source: LocalSource, store: Store) -> int:
@@ -86,8 +95,7 @@ async def stored_tasks(job: RolloutJob, tasks: Iterable[Task | Mapping[str, Any]
     read_rows(iter([data]), "tasks")
     key = f"{FOLDER}/{hashlib.sha256(data).hexdigest()[:32]}/tasks.jsonl"
     await store.create(key, data)
-    changed = job.spec.model_copy(update={"tasks": Tasks(from_=TaskSource(uri=f"{store.uri}/{key}"))})
-    return job.model_copy(update={"spec": changed})
+    return with_source(job, TaskSource(uri=f"{store.uri}/{key}"))
 
 
 def _digest(file: Path) -> str:

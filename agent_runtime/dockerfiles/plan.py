@@ -55,6 +55,8 @@ class PlanFailed(Exception):
 class Settings:
     """Settings of a stage, for its next instruction and for programs in the finished image."""
 
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Values of ARG. Stages that start from this one have them too."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables of the base image and of ENV."""
     own_env: Mapping[str, str] = field(default_factory=dict)
@@ -148,6 +150,16 @@ class StagePlan:
 
 def bases(dockerfile: Dockerfile, arguments: Mapping[str, str], machine: str) -> list[int | str]:
     """Return the base of each stage: an earlier stage's number, or an image. Raises PlanFailed."""
+    found, problems = read_bases(dockerfile, arguments, machine)
+    if problems:
+        raise PlanFailed(_unique(problems))
+    return found
+
+
+def read_bases(
+    dockerfile: Dockerfile, arguments: Mapping[str, str], machine: str
+) -> tuple[list[int | str], list[Problem]]:
+    """Return the base of each stage as far as it is known, and what is wrong. Raises PlanFailed for too many stages."""
     problems = list(dockerfile.problems)
     if len(dockerfile.stages) > STAGES:
         line = dockerfile.stages[STAGES].start.line
@@ -163,9 +175,7 @@ def bases(dockerfile: Dockerfile, arguments: Mapping[str, str], machine: str) ->
         # By name only: a number is an image's name here.
         below = None if image.isdigit() else dockerfile.stage(image, before=number)
         found.append(image if below is None else below)
-    if problems:
-        raise PlanFailed(_unique(problems))
-    return found
+    return found, problems
 
 
 def _platform_problems(start: From, platform: str) -> list[Problem]:
@@ -229,7 +239,7 @@ class _Planner:
         self._problems: list[Problem] = []
         self._settings = replace(start, on_build=())
         self._globals = _global_arguments(dockerfile, arguments, machine, self._problems)
-        self._arguments: dict[str, str] = {}
+        self._has_command = False
         self._folders: list[Folder] = []
         self._steps: list[Step] = []
         self._line = dockerfile.stages[number].start.line
@@ -261,9 +271,11 @@ class _Planner:
             case Shell():
                 self._settings = replace(settings, shell=instruction.words)
             case Entrypoint():
-                # As in Docker, a new entry point removes the base image's command.
-                self._settings = replace(settings, entrypoint=self._argv(instruction.command), command=None)
+                # As in Docker, a new entry point removes the command of the base, and not of its own stage.
+                command = settings.command if self._has_command else None
+                self._settings = replace(settings, entrypoint=self._argv(instruction.command), command=command)
             case Cmd():
+                self._has_command = True
                 self._settings = replace(settings, command=self._argv(instruction.command))
             case Healthcheck():
                 self._settings = replace(settings, healthcheck=instruction)
@@ -275,7 +287,7 @@ class _Planner:
                 self._copy(instruction)
 
     def _variables(self) -> dict[str, str]:
-        return {**self._arguments, **self._settings.env}
+        return {**self._settings.arguments, **self._settings.env}
 
     def _expand(self, word: str) -> str:
         return _expanded(word, self._variables(), self._dockerfile, self._line, self._problems)
@@ -285,12 +297,11 @@ class _Planner:
 
     def _declare(self, instruction: Arg) -> None:
         for name, default in instruction.items:
-            if name in self._given:
-                self._arguments[name] = self._given[name]
-            elif default is not None:
-                self._arguments[name] = self._expand(default)
-            elif name in self._globals:
-                self._arguments[name] = self._globals[name]
+            value = self._globals.get(name) if default is None else self._expand(default)
+            value = self._given.get(name, value)
+            if value is not None:
+                arguments = {**self._settings.arguments, name: value}
+                self._settings = replace(self._settings, arguments=arguments)
 
     def _argv(self, command: str | tuple[str, ...]) -> tuple[str, ...]:
         return (*self._settings.shell, command) if isinstance(command, str) else command
@@ -317,7 +328,7 @@ class _Planner:
                 folders=self._taken_folders(),
                 command=self._argv(command),
                 script=script,
-                env={**self._arguments, **settings.own_env},
+                env={**settings.arguments, **settings.own_env},
                 working_dir=settings.working_dir,
                 user=settings.user,
                 mounts=tuple(found for mount in run.mounts if (found := self._mount(mount)) is not None),

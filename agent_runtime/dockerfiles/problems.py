@@ -1,12 +1,15 @@
-"""What this project cannot build in a Dockerfile, and its base image, found without building it. Pure."""
+"""What a Dockerfile tells without being built: what this project cannot build in it, and facts about its image. Pure."""
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from agent_runtime.dockerfiles.instructions import Problem
+from agent_runtime.dockerfiles.instructions import Problem, Stage, User, Workdir
 from agent_runtime.dockerfiles.parse import parse
-from agent_runtime.dockerfiles.plan import SCRATCH, PlanFailed, Settings, bases, plan_stage
+from agent_runtime.dockerfiles.plan import SCRATCH, PlanFailed, Settings, bases, plan_stage, read_bases
+from agent_runtime.dockerfiles.words import WordError, expand
 
 _ANY_MACHINE = "amd64"
 
@@ -33,14 +36,46 @@ def problems_of(text: str, arguments: Mapping[str, str]) -> Sequence[Problem]:
     return sorted(dict.fromkeys(found), key=lambda problem: problem.line)
 
 
-def base_of(text: str, arguments: Mapping[str, str], target: str | None) -> str | None:
-    """Return the image below the last stage of a Dockerfile, or below the stage `target`; None if it cannot be read."""
+@dataclass(frozen=True)
+class Facts:
+    """What a Dockerfile tells about its image; None if it says nothing, or only a build can know it."""
+
+    base: str | None = None
+    working_dir: str | None = None
+    user: str | None = None
+
+
+def facts_of(text: str, arguments: Mapping[str, str], target: str | None) -> Facts:
+    """Return facts about the last stage of a Dockerfile, or about the stage `target`."""
     parsed = parse(text)
     try:
-        below = bases(parsed, arguments, _ANY_MACHINE)
+        below, problems = read_bases(parsed, arguments, _ANY_MACHINE)
     except PlanFailed:
-        return None
+        return Facts()
+    chain: list[Stage] = []
     base: int | str | None = len(below) - 1 if target is None else parsed.stage(target)
-    while isinstance(base, int):
+    while isinstance(base, int) and base >= 0:
+        chain.insert(0, parsed.stages[base])
         base = below[base]
-    return base
+    # A relative path means that the folder of the base image is a part of it.
+    working_dir, user = "", None
+    for instruction in (instruction for stage in chain for instruction in stage.instructions):
+        match instruction:
+            case Workdir():
+                path = _constant(instruction.path, parsed.escape)
+                working_dir = "" if path is None else posixpath.normpath(posixpath.join(working_dir, path or "/"))
+            case User():
+                user = _constant(instruction.user, parsed.escape) or None
+    return Facts(
+        base=base if isinstance(base, str) and not problems else None,
+        working_dir=working_dir if working_dir.startswith("/") else None,
+        user=user,
+    )
+
+
+def _constant(word: str, escape: str) -> str | None:
+    """Return the value of a word; None if it depends on variables."""
+    try:
+        return None if "$" in word else expand(word, {}, escape)
+    except WordError:
+        return None

@@ -14,7 +14,7 @@ from agent_runtime.agents.registry import find_agent
 from agent_runtime.builds.build import Builder, BuildOptions
 from agent_runtime.builds.cache import BuildCache
 from agent_runtime.builds.provider import BuildingProvider
-from agent_runtime.dockerfiles.problems import base_of, problems_of
+from agent_runtime.dockerfiles.problems import facts_of, problems_of
 from agent_runtime.engine.attempt.assignment import Rollout
 from agent_runtime.engine.attempt.mcp import server_keys
 from agent_runtime.engine.attempt.snapshots import SnapshotStore
@@ -150,7 +150,7 @@ def about_bases(job: RolloutJob, tasks: Sequence[Task]) -> list[TaskProblem]:
     def base(dockerfile: Dockerfile | None, image: str | None) -> str | None:
         if dockerfile is None:
             return image
-        found = base_of(dockerfile.text, {**given.args, **dockerfile.args}, dockerfile.target)
+        found = facts_of(dockerfile.text, {**given.args, **dockerfile.args}, dockerfile.target).base
         return None if found is None else rewritten(found, given.bases)
 
     others = []

@@ -62,7 +62,8 @@ _DEFAULTS = 16
 _ENV_VALUE = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|((?:(?!\s#).)*)""")
 _OPENING_QUOTE = re.compile(r"""[^=:#'"]*[=:]\s*(['"])""")
 _TO_CLOSING_QUOTE: Final = {"'": re.compile(r"[^']*'"), '"': re.compile(r'(?:[^"\\]|\\.)*"')}
-_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\"}
+# `$$` is a dollar sign when variables are filled in.
+_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$$"}
 _ESCAPED = re.compile(r"\\(.)")
 _IDLE = re.compile(r"(?:exec +)?(?:sleep|tail -[fF]|true|:|wait|read)(?: .*)?|")
 """Commands that keep a container running, and do nothing else."""
@@ -283,6 +284,9 @@ class ComposeReader:
 
     def own_dockerfile(self, own: Mapping[str, Any]) -> Dockerfile | None:
         if self.place.dockerfiles is None:
+            build = {**self.build(own), "context": None}
+            for key in sorted(key for key, value in build.items() if value and value != "Dockerfile"):
+                self.report(f"services.{self.own}.build.{key} has no effect without tasks.dockerfiles")
             return None
         if own.get("build"):
             return self.dockerfile(self.own, own)
@@ -351,9 +355,8 @@ class ComposeReader:
         if not isinstance(args, _LIST_OR_MAPPING):
             self.refuse(f"build.args: {args!r} is not supported, expected a list or a mapping")
             return {}
-        return {
-            name: found for name, value in pairs(args) if (found := self.variable(name) if value is None else value)
-        }
+        given = {name: self.variable(name) if value is None else value for name, value in pairs(args)}
+        return {name: value for name, value in given.items() if value is not None}
 
     def dockerfile(self, name: str, service: Mapping[str, Any]) -> Dockerfile | None:
         build = self.build(service)
@@ -486,7 +489,10 @@ class ComposeReader:
 
     def health(self, name: str, given: Any) -> HealthCheck | None:
         test = given.get("test") if given else None
-        if not test or given.get("disable") or test in ("NONE", ["NONE"]):
+        if (given and given.get("disable")) or test in ("NONE", ["NONE"]):
+            # Replaces the HEALTHCHECK of its Dockerfile.
+            return HealthCheck(command="true")
+        if not test:
             return None
         if not isinstance(test, str | list):
             self.refuse(f"services.{name}.healthcheck.test: {test!r} is not supported, expected a text or a list")

@@ -12,10 +12,11 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any, Final
 
+from agent_runtime.dockerfiles.problems import facts_of
 from agent_runtime.tasks.compose import Compose, ComposeReader
 from agent_runtime.tasks.folders import Folder, FolderFormat, Notes, tags_of, variable_missing
 from agent_runtime.tasks.harbor_keys import handling_of, leaves, line_of
-from agent_runtime.tasks.images import built_image, dockerfile_facts, job_dockerfile
+from agent_runtime.tasks.images import built_image, job_dockerfile
 from agent_runtime.tasks.place import SourcePlace
 from rollout_api.files import Dockerfile, TaskFile
 from rollout_api.sandbox import EnvVar, Network, NetworkAccess, Resources, SandboxOverrides
@@ -89,7 +90,7 @@ class _Reader:
         self.verifier = self.table("verifier")
         self.grading = self.table("verifier.environment")
         docker = "environment/Dockerfile"
-        self.dockerfile = dockerfile_facts(folder.text(docker)) if docker in folder.files else None
+        self.facts = facts_of(folder.text(docker), {}, None) if docker in folder.files else None
         self.working_dir: str | None = None
 
     def task(self) -> Task | None:
@@ -98,11 +99,11 @@ class _Reader:
         seconds = self.value("environment.build_timeout_sec", int, float) or BUILD_SECONDS
         variables = {"CONTEXT_DIR": "."}
         compose = ComposeReader(self.folder, self.notes, COMPOSE, MAIN, self.place, variables, seconds).read()
-        if compose.dockerfile is not None:
-            self.dockerfile = dockerfile_facts(compose.dockerfile.text)
+        if (built := compose.dockerfile) is not None:
+            self.facts = facts_of(built.text, built.args, built.target)
         self.working_dir = self.value("environment.workdir", str) or compose.working_dir
-        if self.working_dir is None and self.dockerfile is not None:
-            self.working_dir = self.dockerfile.working_dir
+        if self.working_dir is None and self.facts is not None:
+            self.working_dir = self.facts.working_dir
         steps = self.steps()
         agent_seconds = self.seconds("agent.timeout_sec") or NO_AGENT_LIMIT
         if steps:
@@ -275,7 +276,7 @@ class _Reader:
 
     def sandbox(self, compose: Compose) -> SandboxOverrides:
         # A Dockerfile that the job builds has the folder of its base image.
-        if self.working_dir is None and (self.dockerfile is None or self.place.dockerfiles is None):
+        if self.working_dir is None and (self.facts is None or self.place.dockerfiles is None):
             message = "no workdir and no readable WORKDIR: commands start in the job's sandbox.workingDir"
             self.notes.report(CONFIG, message)
         cpus = self.value("environment.cpus", int, float)
@@ -375,7 +376,7 @@ class _Reader:
         command = self.script(scripts[-1], TESTS)
         user = self.user(f"{path}.user") or self.user("verifier.user")
         if user is None and self.user("agent.user") is not None:
-            user = (self.dockerfile and self.dockerfile.user) or "root"
+            user = (self.facts and self.facts.user) or "root"
         tables = dict.fromkeys(("verifier.env", "verifier.environment.env", f"{path}.env"))
         variables = {variable.name: variable for table in tables for variable in self.env(table)}
         is_separate = self.is_separate() and path == "verifier"

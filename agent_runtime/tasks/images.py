@@ -1,11 +1,10 @@
-"""Images of tasks with a Dockerfile: their names, and the Dockerfile's settings for commands."""
+"""Images of tasks with a Dockerfile, and Dockerfiles that a job builds."""
 
 import hashlib
 import math
 import posixpath
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from agent_runtime.dockerfiles.problems import problems_of
@@ -15,14 +14,6 @@ from rollout_api.tasks import Dockerfiles
 
 DIGEST_CHARACTERS = 16
 _IGNORE = ".dockerignore"
-
-
-@dataclass(frozen=True)
-class DockerfileFacts:
-    """Settings of the last stage of a Dockerfile; None if absent, or known only to a build."""
-
-    working_dir: str | None = None
-    user: str | None = None
 
 
 def content_digest(folder: Folder, context: str) -> str:
@@ -117,24 +108,3 @@ def rewritten(image: str, bases: Mapping[str, str]) -> str:
     beginnings = [key for key in bases if key.endswith(("/", ":")) and image.startswith(key)]
     longest = max(beginnings, key=len, default="")
     return bases[longest] + image[len(longest) :] if longest else image
-
-
-def dockerfile_facts(text: str) -> DockerfileFacts:
-    """Return the result of a Dockerfile's WORKDIR and USER."""
-    working_dir: str | None = None
-    user: str | None = None
-    for line in re.sub(r"\\[ \t]*\n", " ", text).splitlines():
-        word, _, rest = line.strip().partition(" ")
-        value = rest.strip().strip("\"'")
-        match word.upper():
-            case "FROM":
-                working_dir = user = None
-            case "WORKDIR" if "$" in value:
-                working_dir = None
-            case "WORKDIR" if value.startswith("/"):
-                working_dir = posixpath.normpath(value)
-            case "WORKDIR" if working_dir is not None:
-                working_dir = posixpath.normpath(posixpath.join(working_dir, value))
-            case "USER":
-                user = None if "$" in value else value
-    return DockerfileFacts(working_dir, user)

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import yaml
 
+from agent_runtime.dockerfiles.problems import facts_of
 from agent_runtime.tasks.compose import ComposeReader
 from agent_runtime.tasks.folders import Folder, FolderFormat, Notes, tags_of
-from agent_runtime.tasks.images import built_image, dockerfile_facts, job_dockerfile
+from agent_runtime.tasks.images import built_image, job_dockerfile
 from agent_runtime.tasks.place import SourcePlace
 from rollout_api.files import TaskFile
 from rollout_api.sandbox import EnvVar, Network, SandboxOverrides
@@ -85,9 +86,9 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
         dockerfile = job_dockerfile(folder, notes, place.dockerfiles, context="", seconds=BUILD_SECONDS)
     facts = None
     if dockerfile is not None:
-        facts = dockerfile_facts(dockerfile.text)
+        facts = facts_of(dockerfile.text, dockerfile.args, dockerfile.target)
     elif "Dockerfile" in folder.files:
-        facts = dockerfile_facts(folder.text("Dockerfile"))
+        facts = facts_of(folder.text("Dockerfile"), {}, None)
     working_dir = working_dir or (facts.working_dir if facts else None)
     # A Dockerfile that the job builds has the folder of its base image.
     if working_dir is None and (facts is None or place.dockerfiles is None):

@@ -17,7 +17,7 @@ from rolloutctl.commands.check import ManifestArgument
 from rolloutctl.commands.sandbox import NamespaceOption
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.manifest import read_manifest
-from rolloutctl.sources import LocalSource, local_source, upload, with_source
+from rolloutctl.sources import LocalSource, local_source, upload, with_uri
 from rolloutctl.ui.console import out, say
 
 FIELD_MANAGER = "rolloutctl"
@@ -57,7 +57,7 @@ def _upload_tasks(job: RolloutJob, source: LocalSource, *, dry_run: bool) -> Rol
         count = asyncio.run(upload(source, Store.open(uri, os.environ)))
         result = f"Uploaded {count} of {len(source.files)} files" if count else "Already uploaded"
         say(f"{result}: {target}")
-    return with_source(job, target)
+    return with_uri(job, target)
 
 
 def _apply(job: RolloutJob, namespace: str | None) -> str:

@@ -13,7 +13,7 @@ import termios
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agent_runtime.executor.commands.streams import Caps, InputEnd, Output, OutputEnd, Streams
+from agent_runtime.executor.commands.streams import Caps, InputEnd, Output, OutputEnd, Streams, open_pipe
 from agent_runtime.executor.errors import ApiError, translated
 from agent_runtime.executor.host import Exit, FileFailure, WorkspaceFailure
 from agent_runtime.executor.init.channel import StartRequest
@@ -260,7 +260,7 @@ class Process:
         if self._spec.stdin is None:
             stdin = self._streams.nothing()
         else:
-            stdin, write_end = os.pipe2(os.O_CLOEXEC)
+            stdin, write_end = open_pipe(0o644)
             self._input = InputEnd(write_end, is_terminal=False)
             if self._spec.stdin == b"":
                 self._input.close()

@@ -196,8 +196,18 @@ class Streams:
                 self._spare.append(_pipe())
 
 
-def _pipe() -> tuple[int, int]:
+def open_pipe(mode: int) -> tuple[int, int]:
+    """Return the reading and the writing end of a pipe whose name /proc/PID/fd/N has the given mode.
+
+    Programs open their streams again as /dev/stdout and the like. The executor owns the pipe, and they are other users.
+    """
     readable, writable = os.pipe2(os.O_CLOEXEC)
+    os.fchmod(writable, mode)
+    return readable, writable
+
+
+def _pipe() -> tuple[int, int]:
+    readable, writable = open_pipe(0o622)
     os.set_blocking(readable, False)
     return readable, writable
 

@@ -7,6 +7,8 @@ import base64
 import hashlib
 from typing import Any
 
+import pytest
+
 
 async def test_a_command_gives_its_exit_code_and_both_streams_apart(client: Any) -> None:
     status = await client.run("echo out; echo err >&2; exit 7")
@@ -21,6 +23,13 @@ async def test_arbitrary_bytes_are_unchanged_from_stdin_to_stdout(client: Any) -
     head = (await client.run(["cat"], stdin=stdin))["stdout"]["head"]
     assert head["encoding"] == "base64"
     assert base64.b64decode(head["data"]) == data
+
+
+@pytest.mark.parametrize("user", [None, "65534"])
+async def test_programs_open_their_streams_by_name(client: Any, user: str | None) -> None:
+    shell = "echo out > /dev/stdout; echo err | tee /dev/stderr > /dev/null; cat /dev/stdin > /proc/self/fd/1"
+    status = await client.run(shell, stdin={"encoding": "utf-8", "data": "in\n"}, user=user)
+    assert (status["stdout"]["head"]["data"], status["stderr"]["head"]["data"]) == ("out\nin\n", "err\n")
 
 
 async def test_stdin_larger_than_any_pipe_arrives_whole(client: Any) -> None:

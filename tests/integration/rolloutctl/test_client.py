@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import yaml
 
+from agent_runtime.recording.store import Store
 from agent_runtime.tasks import TaskSourceError
 from rollout_api.manifest import ManifestError, load_manifest
 from rollout_api.rollout_job import RolloutJob
-from rollout_api.tasks import Task
+from rollout_api.tasks import Dockerfiles, Task
 from rolloutctl import client
 from rolloutctl.client import Client
 from rolloutctl.job_stream import JobStream
+from rolloutctl.sources import stored_tasks
 
 STARTER = Path(__file__).parents[3] / "rolloutctl" / "starter.yaml"
 
@@ -66,6 +68,15 @@ async def test_leaving_early_stops_the_run_and_the_next_one_resumes(tmp_path: Pa
     again = [group async for group in Client().run(path)]
     assert sorted(group.task for group in again) == ["count-errors", "fix-add"]
     assert next(group for group in again if group.task == first.task).results == first.results
+
+
+async def test_the_manifest_says_all_else_about_tasks_from_a_program(tmp_path: Path) -> None:
+    environments = [{"id": "FrozenLake", "groups": 1}]
+    path = starter(tmp_path, environments=environments, dockerfiles={"args": {"V": "7"}}, folderImages=["/images"])
+    job = await stored_tasks(load_manifest(path), tasks_of_starter(), Store.open(str(tmp_path / "out"), {}))
+    tasks = job.spec.tasks
+    assert (tasks.dockerfiles, tasks.folder_images) == (Dockerfiles(args={"V": "7"}), ["/images"])
+    assert (tasks.environments, tasks.runner_environments) == (None, ["FrozenLake"])
 
 
 async def test_tasks_from_any_iterable_are_run_stored_and_resumed(tmp_path: Path) -> None:

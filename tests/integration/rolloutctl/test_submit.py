@@ -15,7 +15,7 @@ from agent_runtime.tasks.folders import EXECUTABLES
 from agent_runtime.tasks.source import needed_images
 from rollout_api.manifest import load_manifest
 from rollout_api.tasks import Tasks
-from rolloutctl.sources import local_source, upload, with_source
+from rolloutctl.sources import local_source, upload, with_uri
 from tests.support.harbor_tasks import hello_world
 from tests.support.preloaded import run_rolloutctl
 from tests.support.s3 import S3, serve_s3
@@ -55,7 +55,7 @@ async def test_uploaded_tasks_are_read_from_where_the_job_then_points(s3: S3, tm
     assert source is not None
     store = Store.open(job.spec.output.uri, s3.environ())
     assert [await upload(source, store), await upload(source, store)] == [1, 0]
-    moved = with_source(job, f"{job.spec.output.uri}/{source.key}")
+    moved = with_uri(job, f"{job.spec.output.uri}/{source.key}")
     assert [task.name for task in load_tasks(moved.spec.tasks, Path("/nowhere"), s3.environ()).tasks] == ["t0"]
 
 
@@ -116,7 +116,7 @@ async def test_programs_of_a_task_stay_programs_and_its_image_keeps_its_name_aft
     assert source is not None
     store = Store.open(job.spec.output.uri, s3.environ())
     await upload(source, store)
-    moved = with_source(job, f"{job.spec.output.uri}/{source.key}")
+    moved = with_uri(job, f"{job.spec.output.uri}/{source.key}")
     assert seen(moved.spec.tasks, Path("/nowhere"), s3.environ()) == here
     # Files fetched from there, without modes, are the same source, also when they are uploaded again.
     back = tmp_path / "back" / Path(source.key).name
@@ -124,7 +124,7 @@ async def test_programs_of_a_task_stay_programs_and_its_image_keeps_its_name_aft
         file = back / meta.key.removeprefix(f"{source.key}/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(await store.get(meta.key) or b"")
-    fetched = with_source(job, str(back))
+    fetched = with_uri(job, str(back))
     assert seen(fetched.spec.tasks, tmp_path, {}) == here
     again = local_source(fetched, tmp_path)
     assert again is not None

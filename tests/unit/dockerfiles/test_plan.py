@@ -51,6 +51,20 @@ def test_arguments_before_from_are_seen_where_a_stage_declares_them() -> None:
     assert bases(parse(text), {"V": "9"}, "amd64") == ["x:9", "x"]
 
 
+def test_arguments_of_a_stage_are_those_of_the_stages_that_start_from_it() -> None:
+    text = "FROM x AS base\nARG V=1\nARG W\nFROM base\nRUN y"
+    start = plan(text, W="2").settings
+    (step,) = plan(text, 1, start).steps
+    assert isinstance(step, RunStep)
+    assert step.env == {"V": "1", "W": "2"}
+
+
+def test_an_entry_point_removes_the_command_of_the_base_alone() -> None:
+    base = plan('FROM x\nCMD ["a"]').settings
+    assert plan('FROM x\nENTRYPOINT ["b"]', start=base).settings.command is None
+    assert plan('FROM x\nCMD ["c"]\nENTRYPOINT ["b"]', start=base).settings.command == ("c",)
+
+
 def test_environment_of_the_base_is_replaced_but_not_repeated() -> None:
     start = Settings(env={"PATH": "/bin"})
     found = plan("FROM x\nENV PATH=/own:$PATH\nRUN y", start=start)

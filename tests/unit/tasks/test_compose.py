@@ -14,7 +14,7 @@ from tests.support.harbor_tasks import hello_world, terminal_bench
 COMPOSE = r"""
 services:
   client:
-    build: {context: ., args: {VERSION: "3"}, target: last}
+    build: {context: ., args: {VERSION: "3", EMPTY: "", UNSET: }, target: last}
     image: ${T_BENCH_TASK_DOCKER_CLIENT_IMAGE_NAME}
     container_name: ${T_BENCH_TASK_DOCKER_CLIENT_CONTAINER_NAME}
     command: ["sh", "-c", "sleep infinity"]
@@ -53,15 +53,17 @@ services:
   migrate:
     image: registry.example/migrate:1
     hostname: migrations
+    healthcheck: {disable: true}
     depends_on: [db]
 volumes: {pg: {}, shared: {}}
 """
 FILES: dict[str, str | bytes] = {
     "docker-compose.yaml": COMPOSE,
-    "Dockerfile": "FROM debian AS first\nFROM debian AS last\nARG VERSION\nRUN echo $VERSION\nFROM debian AS other\n",
+    "Dockerfile": "FROM debian AS first\nFROM debian AS last\nARG VERSION\nRUN echo $VERSION\nWORKDIR /app\n"
+    "FROM debian AS other\nWORKDIR /other\n",
     "db/Postgres.Dockerfile": "FROM debian\nCOPY conf /etc/conf\n",
     "db/conf": "max=1\n",
-    "db/extra.env": "# comment\nexport EXTRA='a b'\n",
+    "db/extra.env": "# comment\nexport EXTRA='a b'\nPASSWORD=\"a\\$b\"\n",
     "db/init.sql": "create table t(x int);\n",
     "seed/words.txt": "one\n",
 }
@@ -84,6 +86,7 @@ def test_services_have_what_compose_gives_them(tmp_path: Path) -> None:
     db, worker, migrate = found.services
     assert {variable.name: variable.value for variable in db.env} == {
         "EXTRA": "a b",
+        "PASSWORD": "a$b",
         "POSTGRES_PASSWORD": "secret",
         "DEBUG": "true",
         "PORT": "5432",
@@ -109,6 +112,8 @@ def test_services_have_what_compose_gives_them(tmp_path: Path) -> None:
     assert worker.health.command == "test -e /ready"
     assert migrate.dockerfile is not None
     assert (migrate.dockerfile.text, migrate.aliases) == ("FROM registry.example/migrate:1\n", ["migrations"])
+    assert migrate.health is not None
+    assert migrate.health.command == "true", "instead of the HEALTHCHECK of its image"
     assert "services.worker.cap_add is not supported" in told
     assert "restart" not in told
 
@@ -123,7 +128,8 @@ def test_the_agents_own_service_has_its_environment_volumes_files_and_build(tmp_
     assert found.volumes == {"shared": "/data"}
     assert [file.path for file in found.files] == ["/seed/words.txt"]
     assert found.dockerfile is not None
-    assert (found.dockerfile.args, found.dockerfile.target) == ({"VERSION": "3"}, "last")
+    assert (found.dockerfile.args, found.dockerfile.target) == ({"VERSION": "3", "EMPTY": ""}, "last")
+    assert found.sandbox.working_dir == "/app"
 
 
 def test_scalars_and_variables_are_those_of_docker_compose(tmp_path: Path) -> None:

@@ -1,22 +1,6 @@
-"""Images of task folders: names, bases, and what a Dockerfile says about the working folder."""
+"""Images of task folders: names and bases."""
 
-import pytest
-
-from agent_runtime.tasks.images import DockerfileFacts, dockerfile_facts, image_name, rewritten, with_other_bases
-
-DOCKERFILES = {
-    "FROM a\nWORKDIR /app\nUSER me\n": DockerfileFacts("/app", "me"),
-    "FROM a AS build\nWORKDIR /src\nFROM b\n": DockerfileFacts(None, None),
-    "FROM a\nWORKDIR /app\nWORKDIR sub/x\n": DockerfileFacts("/app/sub/x", None),
-    "FROM a\nWORKDIR sub\n": DockerfileFacts(None, None),
-    "FROM a\nWORKDIR /app\nWORKDIR $HOME\nUSER $U\n": DockerfileFacts(None, None),
-    'from a\nworkdir "/with space"\n': DockerfileFacts("/with space", None),
-}
-
-
-@pytest.mark.parametrize(("text", "facts"), DOCKERFILES.items())
-def test_commands_start_in_the_folder_of_the_dockerfile(text: str, facts: DockerfileFacts) -> None:
-    assert dockerfile_facts(text) == facts
+from agent_runtime.tasks.images import image_name, rewritten, with_other_bases
 
 
 def test_base_images_are_replaced_and_nothing_else() -> None:
