@@ -84,7 +84,8 @@ class AgentContext(Protocol):
         """Save the current workspace and return its name. Processes in it are ended.
 
         An agent that searches a tree saves checkpoints and returns to them. Its turns are branches of the same rollout,
-        and its last branch is graded. Not for agents that use `run_command`, and not in tasks with services.
+        and its last branch is graded. Not for agents that use `run_command`, and not in tasks with services or an
+        environment.
         """
 
     async def go_back(self, checkpoint: str) -> None:

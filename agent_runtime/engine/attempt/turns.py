@@ -436,6 +436,11 @@ class Turns:
                     "checkpoints are not possible in a task with services, which would keep running in their later state; "
                     "use snapshots and tasks.branch"
                 )
+            if self.task.environment is not None:
+                raise RuntimeError(
+                    "checkpoints are not possible in a task with an environment, whose episode would not go back; run "
+                    "several rollouts"
+                )
             if self._commands or self._states.keeping is None:
                 raise RuntimeError(
                     "checkpoints are only for agents that work in turns: calls of run_command cannot be distinguished "

@@ -1009,15 +1009,24 @@ class _Checkpointing:
 
 
 @pytest.mark.usefixtures("short_look")
-async def test_checkpoints_of_a_task_with_services_are_refused(tmp_path: Path) -> None:
-    """The agent would continue in a workspace without the services, and its work would be graded 0."""
+@pytest.mark.parametrize(
+    ("what", "fields"),
+    [
+        ("services", {"services": [{"name": "db", "command": ["serve"]}]}),
+        ("an environment", {"environment": {"id": "FrozenLake"}, "verifier": None}),
+    ],
+)
+async def test_checkpoints_are_refused_where_something_would_not_go_back(
+    tmp_path: Path, what: str, fields: dict[str, Any]
+) -> None:
+    """Services would be missing, and an episode would contain the abandoned actions, so the reward would be wrong."""
     job = a_job(tmp_path, group_size=1)
     assert job.spec.tasks.inline is not None
-    job.spec.tasks.inline[:] = [Task.model_validate(task(0, services=[{"name": "db", "command": ["serve"]}]))]
+    job.spec.tasks.inline[:] = [Task.model_validate(task(0, **fields))]
     common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "agent": _Checkpointing, "model": OneCall()}
     ran = Ran(tmp_path, await run_job(job, provider=DummyProvider(f"outcomes-{next(worlds)}"), **common), [])
     assert [stop for _, stop, _ in ran.outcomes] == ["AgentError"]
-    assert "checkpoints are not possible in a task with services" in ran.results[0]["message"]
+    assert f"checkpoints are not possible in a task with {what}" in ran.results[0]["message"]
 
 
 async def test_agents_time_does_not_end_during_a_checkpoint(tmp_path: Path) -> None:
