@@ -228,7 +228,8 @@ def image_warnings(name: str | None, *, used: UnpackedImage | None) -> list[str]
         lost = "owners of files and the image's user are ignored: without root, a workspace has a single user, root"
         return [] if os.geteuid() == 0 else [lost]
     why = f"image {name} is not used" if name else "sandbox.image is not set"
-    return [f"{why}: tasks see this machine's programs and files"]
+    others = "tasks" if name else "tasks without an image or Dockerfile of their own"
+    return [f"{why}: {others} see this machine's programs and files"]
 
 
 def path_warnings(environment: PythonEnvironment, path: str, reason: str) -> list[str]:
