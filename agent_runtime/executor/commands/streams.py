@@ -28,6 +28,7 @@ HEAD = struct.Struct(">II")
 # deadline in seconds, or infinity; bytes kept of each stream's head, tail and middle; bytes of standard input; 1 if the
 # command lives on and its input stays open; rows and columns of its terminal, or 0
 ORDER = struct.Struct(">dIIQIBHH")
+DEADLINE_BYTES = 8
 # kind; exit code, or -1; signal, or 0; bytes of the cause; seconds; then for each stream: total bytes, bytes of its
 # head, bytes of its tail
 ENDED = struct.Struct(">BhBBdQIIQII")

@@ -18,6 +18,7 @@ from agent_runtime.executor.attempts import Attempt, Hold, Key, read_hold, read_
 from agent_runtime.executor.commands.processes import CommandSpec, Process
 from agent_runtime.executor.commands.streams import (
     BOUNDED,
+    DEADLINE_BYTES,
     ENDED,
     HEAD,
     IS_ENDED,
@@ -107,7 +108,8 @@ def read_command(content: bytes | bytearray) -> Command:
             caps=Caps(head, tail, spill),
             bounded=how.endswith(BOUNDED),
         ),
-        sha256(content[: ORDER.size] + rest).digest(),
+        # Without the deadline: a runner that resumes has less time left for the same command.
+        sha256(content[DEADLINE_BYTES : ORDER.size] + rest).digest(),
         bool(lives_on),
     )
 

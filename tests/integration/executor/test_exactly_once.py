@@ -36,6 +36,13 @@ async def test_a_runner_that_lost_the_reply_gets_the_same_result_not_a_second_ru
     assert again.body == first.body
 
 
+async def test_a_resumed_runner_may_have_less_time_left_for_its_command(client: Any) -> None:
+    calls = [client.start(COUNT_A_RUN, "3:call", waitSeconds=30, deadlineSeconds=seconds) for seconds in (300, 0.1)]
+    for answer in await asyncio.gather(*calls):
+        assert answer.status == 200, answer.body
+        assert answer.json["stdout"]["head"]["data"].strip() == "1", "the first deadline holds"
+
+
 async def test_a_runner_killed_in_the_middle_of_a_call_finds_its_result(client: Any, executor: Any) -> None:
     names = (client.attempt, client.fence, "3:call", client.workspace)
     command = command_content(
