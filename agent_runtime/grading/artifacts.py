@@ -135,7 +135,9 @@ def _named_tests(commands: Sequence[str]) -> Iterator[str]:
     """Yield the files that pytest commands name; they are tests regardless of their names."""
     for command in commands:
         words = re.split(r"[\s'\"]+", command)
-        if not any(word.startswith("--doctest") for word in words):
+        # Others, such as a linter's, may name the agent's own files.
+        is_pytest = re.search(r"py\.?test", command, re.IGNORECASE) is not None
+        if is_pytest and not any(word.startswith("--doctest") for word in words):
             yield from (posixpath.normpath(word) for word in words if word.endswith(".py"))
 
 

@@ -287,6 +287,9 @@ class _Grading:
         await self.put_files()
         if self.spec.kind is VerifierKind.PYTEST:
             await self.remove(REPORT_FOLDER, "reports")
+            if self.spec.user is not None:
+                # That user may lack the right to make it in the workspace's folder.
+                await self.make_folder(self.path(REPORT_FOLDER), "report-folder")
         elif self.spec.report is not None:
             await self.remove(self.spec.report, "report")
         if self.has_reward_folder:

@@ -162,7 +162,8 @@ def judge_named(reported: Sequence[ReportedTest], named: Sequence[str]) -> list[
                 by_key.setdefault((test.classname, name), []).append(test)
                 by_key.setdefault((None, name), []).append(test)
         if "[" in test.name:
-            exact.setdefault((test.classname, test.name.partition("[")[0]), []).append(test)
+            for classname in (test.classname, None):
+                exact.setdefault((classname, test.name.partition("[")[0]), []).append(test)
     return [_verdict(name, _reports_of(name, exact) or _reports_of(name, changed)) for name in named]
 
 
@@ -192,7 +193,11 @@ def _without_folders(name: str) -> str:
 def _reports_of(name: str, by_key: dict[tuple[str | None, str], list[ReportedTest]]) -> list[ReportedTest]:
     path, separator, rest = name.removeprefix("./").partition("::")
     if not separator:
-        return by_key.get((None, _reportable(name)), [])
+        names, bracket, parameters = name.partition("[")
+        of_class, _, function = names.rpartition(".")
+        found = by_key.get((None, _reportable(function + bracket + parameters)), []) if of_class else []
+        found = [test for test in found if f".{test.classname}".endswith(f".{_reportable(of_class)}")]
+        return found + by_key.get((None, _reportable(name)), [])
     keys = [_address(path, rest), (_reportable(path), _reportable(rest))]
     # Class names of other languages contain `::` too: cargo-nextest's are `package::binary`.
     keys += [(_reportable(name[: at.start()]), _reportable(name[at.end() :])) for at in re.finditer("::", name)]

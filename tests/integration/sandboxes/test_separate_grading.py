@@ -195,6 +195,27 @@ async def test_report_replaced_by_code_under_test_is_unreachable_or_forgeable(
     assert verdict.reward == (1 if forgeable else 0), verdict
 
 
+async def test_another_user_than_the_agents_may_grade_with_pytest(provider_of: Callable[..., LocalProvider]) -> None:
+    """It may lack the right to make a folder for the report in the working folder."""
+    provider = provider_of("Overlay", None)
+    await provider.open()
+    try:
+        verdict = await graded(
+            provider,
+            ["echo 'def add(a, b): return a + b' > calc.py"],
+            setup=[],
+            verifier_user="1000:1000",
+            kind="pytest",
+            # A linter names a file of the agent, which is no test therefore.
+            commands=[f"{sys.executable} -m pytest -q test_a.py", f"{sys.executable} -B -c 'import calc' calc.py"],
+            files=[{"path": "test_a.py", "content": "from calc import add\ndef test_a(): assert add(1, 2) == 3\n"}],
+            tests=["test_a.py::test_a"],
+        )
+    finally:
+        await provider.close()
+    assert verdict.reward == 1, verdict
+
+
 LOADED = [
     "conftest.py",
     "json.py",

@@ -119,6 +119,20 @@ def test_a_test_named_without_parameters_needs_all_of_them_to_pass() -> None:
     assert passed(report(good, bad), "test_a.py::test_x", "test_a.py::test_x[1]") == [False, True]
 
 
+def test_a_name_without_a_file_means_the_tests_of_that_name_in_every_file() -> None:
+    data = report(
+        case("tests.test_a.TestB", "test_x[1.5]"),
+        case("tests.test_c.TestB", "test_x[1.5]"),
+        case("tests.test_c.OtherTestB", "test_x[1.5]", "<failure/>"),
+    )
+    assert passed(data, "TestB.test_x", "TestB.test_x[1.5]", "test_c.OtherTestB.test_x", "test_x") == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
 def test_a_test_that_is_reported_twice_must_pass_twice() -> None:
     data = report(case("test_a", "test_x"), case("test_a", "test_x", "<error message='teardown'/>"))
     assert passed(data, "test_a.py::test_x") == [False]
