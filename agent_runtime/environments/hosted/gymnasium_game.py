@@ -64,6 +64,8 @@ class GymnasiumGame:
             )
         observation, reward, terminated, truncated, info = result
         success = info.get("success", info.get("is_success"))
+        if success is not None and success not in (False, True):
+            raise GameError(f"environment {self._name!r}: info has the success {success!r}, expected a boolean")
         return Move(
             self._text(observation),
             float(reward),

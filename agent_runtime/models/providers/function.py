@@ -17,6 +17,9 @@ from agent_runtime.models.providers.openai_endpoint import parse_completion
 
 ModelFunction = Callable[..., Awaitable[str | dict[str, Any] | ModelReply]]
 
+_PARTS = frozenset({"content", "tool_calls", "reasoning_content", "reasoning", "refusal"})
+"""A message has one of these. A whole response has none: it would be taken for an empty answer of the policy."""
+
 
 class FunctionModel:
     """A `Model`. Sampling fields that the manifest omits are not passed, so that the function's own defaults apply.
@@ -48,7 +51,7 @@ class FunctionModel:
         if isinstance(returned, ModelReply):
             return returned
         message = {"role": "assistant", "content": returned} if isinstance(returned, str) else returned
-        if not isinstance(message, dict):
+        if not isinstance(message, dict) or not _PARTS & message.keys():
             raise ModelError(
                 "BadResponse", f"{self.name} returned {returned!r:.200}; expected text, a message dict or a ModelReply"
             )

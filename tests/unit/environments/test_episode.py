@@ -1,4 +1,5 @@
 import json
+import math
 import sys
 from types import ModuleType
 from typing import Any
@@ -43,6 +44,15 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("counting")
     module.__dict__["Counter"] = Counter
     monkeypatch.setitem(sys.modules, "counting", module)
+
+
+@pytest.mark.parametrize("wrong", ["False", math.nan, 0.5])
+def test_success_that_is_no_boolean_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: object) -> None:
+    monkeypatch.setattr(Counter, "step", lambda *_: ("", 0.0, True, False, {"success": wrong}))
+    episode = Episode(described("counting:Counter"))
+    episode.start()
+    with pytest.raises(GameError, match=f"success {wrong!r}, expected a boolean"):
+        episode.steps(["a"])
 
 
 @given(st.integers(0, 1000), st.booleans(), ACTIONS)

@@ -105,6 +105,9 @@ async def test_error_of_a_function_is_no_policy_failure_unless_it_is_declared_as
     async def wrong(messages: Any, **kw: Any) -> Any:
         return 7
 
+    async def whole(messages: Any, **kw: Any) -> Any:
+        return {"choices": [{"message": {"role": "assistant", "content": "ok"}}]}
+
     with pytest.raises(ModelError, match=r"FunctionFailed: f raised ZeroDivisionError: oops"):
         await FunctionModel(broken, "f").complete(request())
     with pytest.raises(ModelError, match=r"FunctionFailed: f raised RuntimeError: SystemExit was raised: 3"):
@@ -113,6 +116,8 @@ async def test_error_of_a_function_is_no_policy_failure_unless_it_is_declared_as
         await FunctionModel(full, "f").complete(request())
     with pytest.raises(ModelError, match=r"BadResponse: f returned 7"):
         await FunctionModel(wrong, "f").complete(request())
+    with pytest.raises(ModelError, match=r"BadResponse: f returned \{'choices'"):
+        await FunctionModel(whole, "f").complete(request())
 
 
 ENDPOINT = {"baseURL": "http://127.0.0.1:1/v1", "name": "m"}
