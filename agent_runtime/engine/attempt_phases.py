@@ -15,6 +15,7 @@ from agent_runtime.engine.attempt.agent_clock import agent_seconds_of
 from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollout
 from agent_runtime.engine.attempt.attempt_log import AttemptLog
 from agent_runtime.engine.attempt.attribution import Action, Decision, Phase, Situation, attribute
+from agent_runtime.engine.attempt.fitting import task_problem
 from agent_runtime.engine.attempt.grading import (
     END_TURN,
     GradingLost,
@@ -27,7 +28,7 @@ from agent_runtime.engine.attempt.grading import (
 from agent_runtime.engine.attempt.mcp import AttemptTools
 from agent_runtime.engine.attempt.results import build_result, first_record, last_record, output_of, usage_of
 from agent_runtime.engine.attempt.snapshots import Checkpoints, Keeping, Snapshots
-from agent_runtime.engine.attempt.steps import StepwiseAgent, steps_problem, verdict_of_steps
+from agent_runtime.engine.attempt.steps import StepwiseAgent, verdict_of_steps
 from agent_runtime.engine.attempt.turns import Turns
 from agent_runtime.engine.context import RunContext, grading_spec, workspace_spec
 from agent_runtime.engine.events import AgentFailed, RolloutStarted, VerifierFailed, WorkspaceAcquired
@@ -308,7 +309,7 @@ class Attempt:
     ) -> tuple[Turns | Program, Coroutine[Any, Any, tuple[StopReason, str]]]:
         """Create the agent and run it; return why it stopped."""
         task = self._rollout.task
-        if (problem := steps_problem(task, self._context.job.spec.agent)) is not None:
+        if (problem := task_problem(self._context.job.spec, task)) is not None:
             raise SetupFailed(f"task {task.name} {problem}")
         if self._program is not None:
             program = self._make_program(self._program, workspace, recorded)

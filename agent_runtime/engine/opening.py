@@ -16,9 +16,9 @@ from agent_runtime.builds.cache import BuildCache
 from agent_runtime.builds.provider import BuildingProvider
 from agent_runtime.dockerfiles.problems import facts_of, problems_of
 from agent_runtime.engine.attempt.assignment import Rollout
+from agent_runtime.engine.attempt.fitting import task_problem
 from agent_runtime.engine.attempt.mcp import server_keys
 from agent_runtime.engine.attempt.snapshots import SnapshotStore
-from agent_runtime.engine.attempt.steps import steps_problem
 from agent_runtime.engine.branching.sources import Origin, fix_origins
 from agent_runtime.engine.branching.state import Branching
 from agent_runtime.engine.context import RunContext, workspace_spec
@@ -174,7 +174,7 @@ async def check_tasks(
     problems = [
         TaskProblem(f"task {task.name}", None, problem)
         for task in tasks
-        if (problem := steps_problem(task, agent)) is not None
+        if (problem := task_problem(job.spec, task)) is not None
     ]
     problems += [TaskProblem(f"task {task.name}", None, CARRIES_ROOT) for task in tasks if _carries_root(job, task)]
     with_services = [task for task in tasks if task.services]

@@ -16,25 +16,11 @@ from agent_runtime.grading.reward_file import FOLDER, TESTS_FOLDER
 from agent_runtime.sandboxes.base import WORKSPACE_USER, SetupFailed, Workspace, WorkspaceLimit
 from agent_runtime.wall_clock import unix_time
 from rollout_api.records import CommandVerdict, Record, StepRecord, StopReason, TestVerdict, Verdict
-from rollout_api.rollout_job import Agent as AgentSpec
 from rollout_api.rollout_job import RolloutJobSpec
 from rollout_api.tasks import StepReward, Task, TaskStep, VerifierMode
 
 NEXT_STEP_AFTER = frozenset({StopReason.FINISHED, StopReason.AGENT_ERROR})
 """Stop reasons after which the next step begins. The others are limits of the whole rollout."""
-
-
-def steps_problem(task: Task, agent: AgentSpec) -> str | None:
-    """Return why that agent cannot work on the steps of a task, listed or from a stream; None if it can."""
-    if task.steps and agent.is_program:
-        return "has steps, which an agent that is a program does not support"
-    servers = [server.name for server in agent.mcp_servers if server.command]
-    if servers and any(step.verifier is not None for step in task.steps[:-1]):
-        return (
-            "has steps, and the grading of a step ends all processes in the sandbox: agent.mcpServers "
-            f"{', '.join(servers)} would not answer in the next step; serve them at a url, or remove them"
-        )
-    return None
 
 
 class _CommandsOfStep:

@@ -14,7 +14,9 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task, Tasks, Timeouts
 
 
-async def refused(sandbox_of_job: dict[str, Any] | None = None, **fields: Any) -> str:
+async def refused(
+    sandbox_of_job: dict[str, Any] | None = None, of_job: dict[str, Any] | None = None, **fields: Any
+) -> str:
     """Check one task; return why it is refused, "" if it is not."""
     task = Task.model_validate({"name": "t", "prompt": "p", **fields})
     spec: dict[str, Any] = {
@@ -23,7 +25,7 @@ async def refused(sandbox_of_job: dict[str, Any] | None = None, **fields: Any) -
         "agent": {"type": "Oracle"},
         "output": {"uri": "out"},
     }
-    spec["sandbox"] = sandbox_of_job or {}
+    spec |= {"sandbox": sandbox_of_job or {}, **(of_job or {})}
     job = RolloutJob.model_validate(
         {"apiVersion": "rollout.dev/v1alpha1", "kind": "RolloutJob", "metadata": {"name": "j"}, "spec": spec}
     )
@@ -47,6 +49,25 @@ async def refused(sandbox_of_job: dict[str, Any] | None = None, **fields: Any) -
 async def test_root_is_not_carried_into_a_grading(working_dir: str, verifier: dict[str, Any], is_refused: bool) -> None:
     told = await refused(sandbox={"workingDir": working_dir}, verifier=verifier)
     assert ("the root cannot be carried into a grading" in told) == is_refused
+
+
+async def test_agent_that_is_a_program_is_refused_where_it_cannot_act() -> None:
+    agent = {
+        "agent": {"type": "Command", "command": ["work"]},
+        "model": {"endpoint": {"baseURL": "http://m/v1", "name": "m"}},
+    }
+    told = await refused(of_job=agent, environment={"id": "FrozenLake"}, sandbox={"image": "i"})
+    assert "has an environment, in which an agent that is a program cannot act" in told
+
+
+@pytest.mark.parametrize("of_job", [None, {"verifier": {"mode": "Shared"}}])
+@pytest.mark.parametrize("fields", [{"collect": ["git diff > patch"]}, {"image": "grader"}])
+async def test_what_needs_another_workspace_is_refused_in_shared(
+    of_job: dict[str, Any] | None, fields: dict[str, Any]
+) -> None:
+    mode = {} if of_job else {"mode": "Shared"}
+    told = await refused(of_job=of_job, verifier={"commands": ["true"], **fields, **mode})
+    assert f"has verifier.{next(iter(fields))}, which needs another workspace for the grading" in told
 
 
 async def test_services_that_would_not_be_started_are_refused() -> None:
