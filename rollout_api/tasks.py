@@ -415,6 +415,14 @@ class Tasks(ApiModel):
             exactly_one({name: fields.get(name) for name in TASK_SOURCES})
         return value
 
+    def moved_to(self, **source: Any) -> Self:
+        """Return these settings with another source of tasks, given by its field's name in Python."""
+        # What the manifest itself uses may run beside the engine without being listed.
+        listed = [*dict.fromkeys([*self.runner_environments, *sorted(self.own_environments)])]
+        others = dict.fromkeys(("inline", "from_", "stream", "environments", "branch"))
+        kept = {"runner_environments": listed, "image_template": self.image_template if "from_" in source else None}
+        return self.model_copy(update={**others, **kept, **source})
+
     @property
     def own_environments(self) -> set[str]:
         """Return the ids of environments that the manifest names: data sets, which may be of others, name further ones."""

@@ -67,12 +67,8 @@ def with_uri(job: RolloutJob, uri: str) -> RolloutJob:
 
 def with_source(job: RolloutJob, source: TaskSource) -> RolloutJob:
     """Return the job with another source of its tasks, and all else that it says about tasks."""
-    given = job.spec.tasks
-    others = dict.fromkeys(("inline", "stream", "environments", "branch"))
-    # What the manifest itself uses may run beside the engine without being listed.
-    listed = [*dict.fromkeys([*given.runner_environments, *sorted(given.own_environments)])]
-    update = {**others, "from_": source, "runner_environments": listed}
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"tasks": given.model_copy(update=update)})})
+    tasks = job.spec.tasks.moved_to(from_=source)
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"tasks": tasks})})
 
 
 async def upload(source: LocalSource, store: Store) -> int:

@@ -13,7 +13,7 @@ from agent_runtime.recording.store import Store
 from rollout_api.records import Outcome, Seal
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
-from rollout_api.tasks import Task, Tasks, VerifierMode
+from rollout_api.tasks import Task, VerifierMode
 
 ONLY_SHARED = "can only be graded in the agent's own workspace (Shared, forgeable)"
 SEPARATE_TOO = "can also be graded in a separate workspace: give the job verifier.mode Separate"
@@ -104,7 +104,7 @@ def _checked_by(agent: str, job: RolloutJob, tasks: Sequence[Task], folder: str)
         update={
             "group_size": 1,
             "plugins": [],
-            "tasks": Tasks.model_construct(inline=list(tasks), from_=None, stream=None),
+            "tasks": job.spec.tasks.moved_to(inline=list(tasks)),
             "agent": job.spec.agent.model_copy(update={"type": agent, "command": [], "install": []}),
             "completion": job.spec.completion.model_copy(
                 update={"min_completed_per_group": 1, "max_infra_failure_fraction": 1.0}

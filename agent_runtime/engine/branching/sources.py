@@ -18,8 +18,10 @@ from agent_runtime.recording.segments import RecordCorrupt, compress, decompress
 from agent_runtime.recording.store import StorageError, Store, local_folder
 from agent_runtime.recording.stream import StreamRecord
 from agent_runtime.tasks import TaskProblem, TaskSourceError, TaskSourceUnavailable, load_tasks
+from agent_runtime.tasks.images import with_other_bases
 from agent_runtime.tasks.place import SourcePlace
 from rollout_api.base import ApiModel
+from rollout_api.files import Dockerfile
 from rollout_api.model import ModelSpec
 from rollout_api.records import (
     AttemptRecord,
@@ -34,7 +36,8 @@ from rollout_api.records import (
 )
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxOverrides
-from rollout_api.tasks import Task, TaskBranch
+from rollout_api.services import TaskService
+from rollout_api.tasks import Task, TaskBranch, Tasks, TaskVerifier
 
 UNCOPIED: Final[dict[str, object]] = {"logprobs": None, "routed_experts": None, "agent_seconds": None}
 """Fields of an answer that its copy does not have."""
@@ -158,7 +161,7 @@ class _Run:
             task = changed.model_copy(update={"name": task.name})
         sandbox = task.sandbox.apply(reader.job.spec.sandbox)
         own = {name: getattr(sandbox, name) for name in SandboxOverrides.model_fields}
-        task = task.model_copy(update={"sandbox": SandboxOverrides(**own)})
+        task = with_its_builds(task.model_copy(update={"sandbox": SandboxOverrides(**own)}), reader.job.spec.tasks)
         snapshot, snapshot_results = latest_snapshot(records, entry.turn)
         prefix = copied(records, entry.turn, keeps_ids=keeps_ids)
         if task.services and (snapshot is None or snapshot_results < len(results_in(prefix))):
@@ -178,6 +181,32 @@ class _Run:
             layers_uri=self.output.uri,
             prefix=prefix,
         )
+
+
+def with_its_builds(task: Task, source: Tasks) -> Task:
+    """Return a task whose Dockerfiles have what its job gave to all of them. Not the secrets: a recorded run may be of
+    others, and names variables of the environment.
+    """
+    given = source.dockerfiles
+    if given is None:
+        return task
+
+    def complete(dockerfile: Dockerfile | None) -> Dockerfile | None:
+        if dockerfile is None:
+            return None
+        args = {**given.args, **dockerfile.args}
+        return dockerfile.model_copy(update={"text": with_other_bases(dockerfile.text, given.bases), "args": args})
+
+    def completed(part: TaskVerifier | TaskService) -> TaskVerifier | TaskService:
+        return part.model_copy(update={"dockerfile": complete(part.dockerfile)})
+
+    return task.model_copy(
+        update={
+            "dockerfile": complete(task.dockerfile),
+            "verifier": task.verifier and completed(task.verifier),
+            "services": list(map(completed, task.services)),
+        }
+    )
 
 
 class _Runs:

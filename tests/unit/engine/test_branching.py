@@ -24,6 +24,7 @@ from agent_runtime.engine.branching.sources import (
     latest_snapshot,
     same_tokens,
     why_no_snapshot,
+    with_its_builds,
 )
 from agent_runtime.engine.branching.state import Branching, Rerun
 from agent_runtime.engine.scheduling.completion_rules import versions_of
@@ -48,9 +49,26 @@ from rollout_api.records import (
     Usage,
 )
 from rollout_api.rollout_job import RolloutJob
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, Tasks
 from tests.support.records import small_job
 from tests.unit.engine.test_turns import MemoryJournal
+
+
+def test_dockerfiles_of_a_branch_have_what_the_source_gave_them() -> None:
+    dockerfile = {"text": "FROM debian:12\nARG A\nARG B\n", "args": {"B": "own"}}
+    verifier = {"commands": ["true"], "dockerfile": dockerfile}
+    services = [{"name": "db", "dockerfile": dockerfile}]
+    task = Task.model_validate(
+        {"name": "t", "prompt": "p", "dockerfile": dockerfile, "verifier": verifier, "services": services}
+    )
+    given = {"bases": {"debian:12": "mirror/debian"}, "args": {"A": "1", "B": "2"}, "secrets": {"key": "KEY"}}
+    found = with_its_builds(task, Tasks.model_validate({"from": {"uri": "tasks"}, "dockerfiles": given}))
+    assert found.verifier is not None
+    for built in (found.dockerfile, found.verifier.dockerfile, found.services[0].dockerfile):
+        assert built is not None
+        assert (built.text.splitlines()[0], built.args) == ("FROM mirror/debian", {"A": "1", "B": "own"})
+    assert with_its_builds(task, Tasks.model_validate({"from": {"uri": "tasks"}})) == task
+
 
 token_ids = st.lists(st.integers(0, 9), max_size=4)
 
