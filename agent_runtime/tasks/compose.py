@@ -326,8 +326,7 @@ class ComposeReader:
             return TaskService(
                 name=name,
                 dockerfile=self.dockerfile(name, service),
-                command=self.words(name, "entrypoint", service.get("entrypoint")),
-                args=self.words(name, "command", service.get("command")),
+                **self.program(name, service),
                 aliases=self.aliases(name, service),
                 files=files,
                 env=self.environment(name, service),
@@ -398,6 +397,18 @@ class ComposeReader:
         if found is None:
             self.refuse(f"services.{name}.build: {posixpath.join(context, written)} is missing")
         return found
+
+    def program(self, name: str, service: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Return what a service starts, as fields of TaskService. An empty text or list removes what its image has."""
+        entrypoint, command = service.get("entrypoint"), service.get("command")
+        program, args = self.words(name, "entrypoint", entrypoint), self.words(name, "command", command)
+        if entrypoint is None and command is not None and not args:
+            self.refuse(f"services.{name}.command: an empty one is not supported; write the program as entrypoint")
+        if entrypoint is not None and not program:
+            program, args = args, []
+            if not program:
+                self.refuse(f"services.{name}: entrypoint is empty, so command must be the program that it starts")
+        return {"command": program, "args": args}
 
     def words(self, name: str, key: str, given: Any) -> list[str]:
         """Return a command as words; Compose splits a text like a shell, but runs it without one."""

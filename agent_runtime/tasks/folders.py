@@ -106,6 +106,8 @@ class Build:
     """Path of the build context in the folder, which includes the Dockerfile."""
     seconds: float
     """Time limit of the build."""
+    digest: str
+    """Digest of the build context."""
 
 
 LIST_VARIABLE = "list it in tasks.from.variables, and set it where the job runs"
@@ -200,6 +202,16 @@ def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, l
     warnings = [*filtered.warnings(place.uri), *left_out(place.uri, unusable, len(unusable) + len(chosen))]
     noted = [notes[p] for p in chosen.values()]
     builds = [build for note in noted for build in note.builds]
+    known: dict[str, Build] = {}
+    for build in builds:
+        other = known.setdefault(build.image, build)
+        if other.digest != build.digest:
+            message = (
+                f"{build.image} would also be the image of {other.folder.where}, whose Dockerfile or context differs"
+            )
+            raise TaskSourceError(
+                [TaskProblem(build.folder.where, None, f"{message}; add {{digest}} to tasks.imageTemplate")]
+            )
     return LoadedTasks(tasks, [*warnings, *_merged_warnings(noted)]), builds
 
 

@@ -99,8 +99,8 @@ class _Reader:
         seconds = self.value("environment.build_timeout_sec", int, float) or BUILD_SECONDS
         variables = {"CONTEXT_DIR": "."}
         compose = ComposeReader(self.folder, self.notes, COMPOSE, MAIN, self.place, variables, seconds).read()
-        if (built := compose.dockerfile) is not None:
-            self.facts = facts_of(built.text, built.args, built.target)
+        if (given := compose.dockerfile) is not None:
+            self.facts = facts_of(given.text, given.args, given.target)
         self.working_dir = self.value("environment.workdir", str) or compose.working_dir
         if self.working_dir is None and self.facts is not None:
             self.working_dir = self.facts.working_dir

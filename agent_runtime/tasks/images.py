@@ -44,8 +44,9 @@ def built_image(
     if template is None:
         notes.report(file, f"is not built: {instead} is used; set tasks.imageTemplate and run rolloutctl images")
         return None
-    image = image_name(template, name, content_digest(folder, context))
-    notes.builds.append(Build(image, folder, context, seconds))
+    digest = content_digest(folder, context)
+    image = image_name(template, name, digest)
+    notes.builds.append(Build(image, folder, context, seconds, digest))
     return image
 
 

@@ -1,7 +1,7 @@
 """Why a job cannot run a task."""
 
-from rollout_api.rollout_job import RolloutJobSpec, VerifierMode
-from rollout_api.tasks import Task
+from rollout_api.rollout_job import RolloutJobSpec
+from rollout_api.tasks import Task, VerifierMode
 
 
 def task_problem(spec: RolloutJobSpec, task: Task) -> str | None:

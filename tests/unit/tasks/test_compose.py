@@ -132,6 +132,12 @@ def test_the_agents_own_service_has_its_environment_volumes_files_and_build(tmp_
     assert found.sandbox.working_dir == "/app"
 
 
+def test_an_empty_entrypoint_removes_that_of_the_image(tmp_path: Path) -> None:
+    compose = "services:\n  client: {build: .}\n  db: {image: x, entrypoint: [], command: [serve, -v]}\n"
+    (found,) = load(terminal_bench(tmp_path / "t", **{"docker-compose.yaml": compose})).tasks
+    assert (found.services[0].command, found.services[0].args) == (["serve", "-v"], [])
+
+
 def test_scalars_and_variables_are_those_of_docker_compose(tmp_path: Path) -> None:
     compose = """
 services:
@@ -420,6 +426,8 @@ BROKEN = {
     "services.db.depends_on: {'a': 5} is not supported": "db: {image: x, depends_on: {a: 5}}",
     "services.db.build: 5 is not supported, expected a text or a mapping": "db: {build: 5}",
     "services.db.healthcheck.test: {'a': 1} is not supported": "db: {image: x, healthcheck: {test: {a: 1}}}",
+    "services.db.command: an empty one is not supported": "db: {image: x, command: []}",
+    "services.db: entrypoint is empty, so command must be": "db: {image: x, entrypoint: ''}",
     "extends is not supported": "db: {extends: other}",
     "is not a mapping with services": "db: [",
 }

@@ -259,6 +259,14 @@ def test_image_is_named_after_its_build_context(tmp_path: Path) -> None:
     assert [build.context for build in needed_images(tasks, tmp_path, {})] == ["environment", "tests"]
 
 
+def test_one_image_cannot_stand_for_two_dockerfiles(tmp_path: Path) -> None:
+    hello_world(tmp_path / "Fix")
+    hello_world(tmp_path / "fix", **{"environment/more": "x"})
+    with pytest.raises(TaskSourceError, match=r"r/fix would also be the image of .*Fix, .*; add \{digest\}"):
+        load(tmp_path, template="r/{name}")
+    assert len(load(tmp_path, template="r/{name}:{digest}").tasks) == 2
+
+
 def test_dockerfile_without_a_template_is_reported_as_unused(tmp_path: Path) -> None:
     told = [str(warning) for warning in load(hello_world(tmp_path / "t")).warnings]
     assert any("environment/Dockerfile: is not built" in line for line in told)
