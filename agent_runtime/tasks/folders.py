@@ -204,10 +204,10 @@ def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, l
     builds = [build for note in noted for build in note.builds]
     known: dict[str, Build] = {}
     for build in builds:
-        other = known.setdefault(build.image, build)
-        if other.digest != build.digest:
+        first = known.setdefault(build.image, build)
+        if first.digest != build.digest:
             message = (
-                f"{build.image} would also be the image of {other.folder.where}, whose Dockerfile or context differs"
+                f"{build.image} would also be the image of {first.folder.where}, whose Dockerfile or context differs"
             )
             raise TaskSourceError(
                 [TaskProblem(build.folder.where, None, f"{message}; add {{digest}} to tasks.imageTemplate")]
