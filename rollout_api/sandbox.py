@@ -214,7 +214,7 @@ class SandboxTemplate(SandboxBase):
     """What creates sandboxes when the job runs outside a cluster."""
     store_setup: bool = False
     """Store what files and setup of a task change as a layer in the output. Every later workspace, runner and job with
-    the same image, files and setup starts from it. Not in `Plain`; not for tasks with services.
+    the same image, files and setup starts from it. Not in `Plain`.
     """
     snapshot_every_turns: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Store a snapshot of the workspace every this many turns, for `tasks.branch` to start from; none when left out."""

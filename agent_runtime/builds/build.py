@@ -108,16 +108,16 @@ class Builder:
         SandboxFailure, StorageError.
         """
         if spec.services:
+            # A layer of the setup has their names, and no volumes: those get what it has at their paths.
+            alone = dataclasses.replace(spec, services=(), volumes={}, prepares_for=spec.services)
             own, *workspaces = await asyncio.gather(
-                # With services, a prepared state also has their names and volumes, which a layer of the setup would lack.
-                self.completed(dataclasses.replace(spec, services=(), stores_setup=False)),
-                *(self.completed(service.workspace) for service in spec.services),
+                self.completed(alone), *(self.completed(service.workspace) for service in spec.services)
             )
             services = [
                 dataclasses.replace(service, workspace=await self._within(own, service.name, workspace))
                 for service, workspace in zip(spec.services, workspaces, strict=True)
             ]
-            return dataclasses.replace(own, services=services)
+            return dataclasses.replace(own, services=services, volumes=spec.volumes, prepares_for=())
         known, below = self._groups.setdefault(spec.group, {}), None
         # A lost layer is found when it is loaded; then all are looked up again.
         losses = self._cache.losses
@@ -126,10 +126,10 @@ class Builder:
             made: Made = await self._once(known, (id(spec.dockerfile), losses), make)
             spec, below = completed_spec(spec, made), made.key
         # A start state replaces files and setup, and snapshots contain them.
-        if spec.stores_setup and spec.start is None and (spec.files or spec.setup):
-            layer = await self._once(known, (prepared_id(spec), losses), partial(self._set_up, spec, below))
-            spec = dataclasses.replace(spec, layers=[*spec.layers, layer], files=(), setup=())
-        return spec
+        if not spec.stores_setup or spec.start is not None or not (spec.files or spec.setup):
+            return dataclasses.replace(spec, stores_setup=False)
+        layer = await self._once(known, (prepared_id(spec), losses), partial(self._set_up, spec, below))
+        return dataclasses.replace(spec, layers=[*spec.layers, layer], files=(), setup=())
 
     async def _within(self, own: WorkspaceSpec, service: str, workspace: WorkspaceSpec) -> WorkspaceSpec:
         """Return a service's workspace for the sandbox of the task, whatever image that has. Raises SandboxFailure."""

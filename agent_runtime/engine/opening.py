@@ -47,7 +47,7 @@ from agent_runtime.sandboxes.factory import open_provider
 from agent_runtime.sandboxes.no_sandbox import NoSandboxes
 from agent_runtime.tasks import TaskProblem, TaskSourceError
 from agent_runtime.tasks.images import rewritten
-from agent_runtime.tasks.problems import with_new_services, with_other_base, with_unstored_setup
+from agent_runtime.tasks.problems import with_new_services, with_other_base
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.registry import open_tools
 from rollout_api.base import quantity_value
@@ -130,17 +130,13 @@ def _carries_root(job: RolloutJob, task: Task) -> bool:
 
 
 def about_services(job: RolloutJob, tasks: Sequence[Task]) -> list[TaskProblem]:
-    """Return warnings of tasks whose grading does not see the services that the agent used, and of those whose setup is not
-    stored because of services.
-    """
-    served = [task for task in tasks if task.services]
+    """Return a warning of tasks whose grading does not see the services that the agent used."""
     ungraded = [
         task.name
-        for task in served
-        if task.verifier is not None and job.spec.verifier_of(task).mode is VerifierMode.SEPARATE
+        for task in tasks
+        if task.services and task.verifier is not None and job.spec.verifier_of(task).mode is VerifierMode.SEPARATE
     ]
-    unstored = [task.name for task in served if task.setup] if job.spec.sandbox.store_setup else []
-    return [*with_new_services(ungraded), *with_unstored_setup(unstored)]
+    return with_new_services(ungraded)
 
 
 def about_bases(job: RolloutJob, tasks: Sequence[Task]) -> list[TaskProblem]:

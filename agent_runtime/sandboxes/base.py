@@ -196,7 +196,7 @@ class WorkspaceSpec:
     setup: Sequence[str] = ()
     setup_seconds: float = 600
     stores_setup: bool = False
-    """Whether a layer of what files and setup change is stored and used. Only in `Overlay`."""
+    """Whether a layer of what files and setup change is stored and used, or already among `layers`. Only in `Overlay`."""
     start_seconds: float = 600
     snapshot_paths: Sequence[str] = ()
     """Folders that snapshots in `Plain` include besides the working directory."""
@@ -211,6 +211,8 @@ class WorkspaceSpec:
     """
     services: Sequence[Service] = ()
     """Programs that run beside the workspace, in its network and within its limits. Only in `Overlay`."""
+    prepares_for: Sequence[Service] = ()
+    """Services that do not run here: a preparation is stored for workspaces that have them."""
     volumes: Mapping[str, str] = field(default_factory=dict)
     """Paths of the folders that it shares with services, by the volume's name."""
     entrypoint: Sequence[str] = ()

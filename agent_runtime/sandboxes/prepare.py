@@ -63,6 +63,7 @@ def preparation(spec: WorkspaceSpec) -> Mapping[str, Any]:
         "network": spec.network.get("setup", "None"),
         "files": [file.wire() for file in spec.files],
         "setup": list(spec.setup),
+        **({"services": [[one.name, *one.aliases] for one in spec.prepares_for]} if spec.prepares_for else {}),
     }
 
 

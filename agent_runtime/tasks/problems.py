@@ -89,14 +89,6 @@ def with_new_services(names: Sequence[str]) -> list[TaskProblem]:
     return [TaskProblem("spec.verifier.mode", None, message)]
 
 
-def with_unstored_setup(names: Sequence[str]) -> list[TaskProblem]:
-    """Return a warning that names the tasks whose setup is not stored; empty if there are none."""
-    if not names:
-        return []
-    message = f"the setup of tasks with services is not stored, and runs in each sandbox: {_shown(names)}"
-    return [TaskProblem("spec.sandbox.storeSetup", None, message)]
-
-
 def with_other_base(services: Sequence[str]) -> list[TaskProblem]:
     """Return a warning that names services with another base image than their tasks; empty if there are none."""
     if not services:

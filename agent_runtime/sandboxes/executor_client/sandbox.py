@@ -314,9 +314,9 @@ class ExecutorSandbox:
         async with self._layers.ready(spec.layers, is_bare=spec.is_bare) as below:
             try:
                 await workspace.create(below, self._environment)
-                if spec.services:
+                if names := spec.prepares_for or (() if spec.stores_setup else spec.services):
                     # Before the setup, whose own names stay.
-                    await self._write_hosts(workspace, spec.services)
+                    await self._write_hosts(workspace, names)
                 await prepare(workspace, spec)
                 await workspace.freeze()
             except BaseException:

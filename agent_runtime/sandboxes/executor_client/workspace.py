@@ -120,7 +120,7 @@ class ExecutorWorkspace:
             "shares": bool(self._spec.services),
             "volumes": dict(self._spec.volumes),
             "limits": {**limits_of(self._spec.limits), "leavesFree": self._spec.is_build},
-            "env": {**without_proxy(self._spec.services), **environment, **self._spec.env},
+            "env": {**without_proxy(self._spec.services or self._spec.prepares_for), **environment, **self._spec.env},
             "user": self._spec.user,
             "workingDir": self._spec.working_dir,
             "network": "None",

@@ -155,16 +155,50 @@ def test_failing_setup_masks_its_own_task_and_no_other(tmp_path: Path, environ: 
     assert [one["reward"] for one in found if one["task"] == "good"] == [1.0, 1.0]
 
 
-def test_services_keep_a_setup_from_being_stored(tmp_path: Path, environ: dict[str, str]) -> None:
-    services = [{"name": "db", "command": ["sh", "-c", "sleep 1000"]}]
-    checks = {"commands": ["grep -q extra.example /etc/hosts", "grep -q ' db' /etc/hosts", "test -s made"]}
-    setup = ["echo x > made", "echo 127.0.0.1 extra.example >> /etc/hosts"]
-    write_job(tmp_path, task("served", *setup, services=services, verifier=checks), sandbox={"storeSetup": True})
-    told = run(tmp_path, environ, "run", "job.yaml")
-    assert "served" in told
-    assert "storeSetup" in told
-    assert [one["reward"] for (found,) in [results(tmp_path)] for one in found] == [1.0, 1.0]
-    assert not (tmp_path / "out/builds").exists()
+@pytest.mark.parametrize("mode", ["Shared", "Separate"])
+@pytest.mark.parametrize("stored", [True, False])
+def test_setup_of_a_task_with_services_is_the_same_if_it_is_stored(
+    tmp_path: Path, environ: dict[str, str], mode: str, stored: bool
+) -> None:
+    service = {
+        "name": "db",
+        "aliases": ["postgres"],
+        # It starts with what the setup has put into the volume, and with files of its own.
+        "command": ["cp /data/seed /data/read; cat /own >> /data/read; sleep 1000"],
+        "files": [{"path": "/own", "content": "own"}],
+        "volumes": {"data": "/data"},
+        "health": {"command": "test -s /data/read"},
+    }
+    setup = [
+        "cat /proc/sys/kernel/random/uuid > made && cp made /kept",
+        "echo 127.0.0.1 extra.example >> /etc/hosts",
+        "mkdir -p /srv/data && cp made /srv/data/seed && chmod 750 /srv/data",
+        'test -z "$http_proxy" || test -n "$NO_PROXY"',
+    ]
+    checks = [
+        "cmp made /kept",
+        "grep -q ' db postgres' /etc/hosts && tail -n 1 /etc/hosts | grep -q extra.example",
+        "test $(stat -c %U:%a /etc/hosts) = root:644",
+        "test $(stat -c %a /srv/data) = 750 && cmp made /srv/data/seed",
+        'test "$(cat made; printf own)" = "$(cat /srv/data/read)"',
+        "test \"$(ls -A /srv/data | xargs)\" = 'read seed'",
+    ]
+    write_job(
+        tmp_path,
+        task(
+            "served",
+            *setup,
+            services=[service],
+            volumes={"data": "/srv/data"},
+            solution=checks,
+            verifier={"commands": checks, "mode": mode},
+        ),
+        sandbox={"storeSetup": stored},
+    )
+    assert "storeSetup" not in run(tmp_path, environ, "run", "job.yaml")
+    run(tmp_path, environ, "run", "job.yaml", "--new")
+    assert [[one["reward"] for one in found] for found in results(tmp_path)] == [[1.0, 1.0]] * 2
+    assert len(list((tmp_path / "out").glob("builds/*"))) == int(stored), "the second run makes no other layer"
 
 
 def test_validate_refuses_to_store_a_setup_in_plain(tmp_path: Path, environ: dict[str, str]) -> None:

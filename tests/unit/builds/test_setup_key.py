@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.builds.keys import Base, setup_key
-from agent_runtime.sandboxes.base import StoredLayer, WorkspaceSpec
+from agent_runtime.sandboxes.base import Service, StoredLayer, WorkspaceSpec
 from agent_runtime.sandboxes.prepare import preparation, setup_text
 from rollout_api.files import Dockerfile, TaskFile
 from rollout_api.sandbox import Resources
@@ -51,6 +51,7 @@ INPUTS: Mapping[str, list[Any]] = {
         [TaskFile(path="a.txt", content="a"), TaskFile(path="b.txt", content="b")],
     ],
     "setup": [[], ["make "], ["make", "make"], ["make test"]],
+    "prepares_for": [[Service("db", SPEC)], [Service("web", SPEC)], [Service("db", SPEC, aliases=["web"])]],
     "working_dir_of_image": [True],
 }
 """Other values of the fields on which a setup depends."""
