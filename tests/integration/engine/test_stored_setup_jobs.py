@@ -127,6 +127,29 @@ def test_run_that_is_killed_in_the_setup_continues_it(tmp_path: Path, environ: d
     assert step["step"] == "setup: touch started; sleep 2; echo run >> made"
 
 
+def test_builder_that_is_killed_disturbs_no_other_builder_of_the_same_layer(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    pause = f"sleep 4.{time.time_ns() % 10**9}"
+    setup = ["cat /proc/sys/kernel/random/uuid > made", pause, "cp made twice"]
+    runs = []
+    for name in ("killed", "other"):
+        (tmp_path / name).mkdir()
+        made = task("same", *setup, verifier={"commands": ["test -s made && cmp made twice"]})
+        write_job(tmp_path / name, made, name=name, output={"uri": str(tmp_path / "out")})
+        runs.append(subprocess.Popen([*ROLLOUTCTL, "run", "job.yaml"], cwd=tmp_path / name, env=environ))
+    until = time.monotonic() + 120
+    while len(subprocess.run(["pgrep", "-xf", pause], capture_output=True, check=False).stdout.split()) < 2:
+        assert time.monotonic() < until, "both make the layer at the same time"
+        time.sleep(0.05)
+    runs[0].kill()
+    assert [one.wait() for one in runs] == [-signal.SIGKILL, 0]
+    run(tmp_path / "killed", environ, "run", "job.yaml")
+    for name in ("killed", "other"):
+        assert [[one["reward"] for one in found] for found in results(tmp_path, name)] == [[1.0, 1.0]]
+    assert "1 step, 0 other layers, 0 damaged" in run(tmp_path, environ, "layers", "verify", "out")
+
+
 def test_damaged_layer_of_a_setup_is_made_again_within_one_attempt(tmp_path: Path, environ: dict[str, str]) -> None:
     write_job(tmp_path, task("mended", "echo x > made"), attempts={"limit": 1})
     run(tmp_path, environ, "run", "job.yaml")
