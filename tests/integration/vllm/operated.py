@@ -1,6 +1,7 @@
 """A ModelServer of one server without a cluster: its gateway, the operator's decisions, and a runner's model."""
 
 import asyncio
+import math
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,7 +17,7 @@ from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.serving.gateway import serve
 from agent_runtime.serving.policies import Policies
 from rollout_api.model_server import AdapterStatus, Gate, ModelServerStatus, PolicyStatus, PolicyStep
-from tests.integration.vllm.conftest import ASK_SECONDS, MODEL, REPOSITORY, InferenceServer
+from tests.integration.vllm.conftest import MODEL, REPOSITORY, InferenceServer
 from tests.integration.vllm.recorder import Recorder
 from tests.support.policy_updater import TOKEN, read_status, write
 
@@ -68,9 +69,8 @@ class Operated:
 
         def connect(url: str) -> InferenceClient:
             engine = self._server.engine.type
-            return InferenceClient(
-                f"{url}/v1", name, headers={}, key_origin="", call_seconds=ASK_SECONDS, engine=engine
-            )
+            # As a runner does: on a busy machine, a call with a limit would be sent again.
+            return InferenceClient(f"{url}/v1", name, headers={}, key_origin="", call_seconds=math.inf, engine=engine)
 
         model = ServedModel(name, self, connect, me=ME, sample_seconds=0.2, adapter=adapter)
         self._stack.push_async_callback(model.close)
