@@ -145,7 +145,7 @@ OAUTH2_PROXY = Recipe(
     "7.15.6",
     {"oauth2-proxy": "github.com/oauth2-proxy/oauth2-proxy/v7"},
 )
-# The controller that a benchmark compares jobs with. Its releases from 1.0.0 on could not be downloaded as Go modules.
+# The controller that a benchmark compares jobs with. Releases from 1.0.0 on have no flag `--enable-webhook` (addons.py).
 AGENT_SANDBOX = Recipe(
     "agent-sandbox",
     "sigs.k8s.io/agent-sandbox",
