@@ -59,8 +59,8 @@ from rollout_api.sandbox import Provider, WorkspaceMode
 from rollout_api.tasks import Dockerfiles, Task, VerifierMode
 
 STOPPED_SECONDS = 60.0
-"""Time for which sandboxes of a run that a person has stopped stay on this machine. Who resumes it at once, for example
-with another option, finds the unfinished rollouts as they were, and who does not has no processes left.
+"""Time for which sandboxes of a run that ended unfinished stay on this machine. A process that resumes it within this time
+finds the unfinished rollouts as they were; after it, no process of the run is left.
 """
 
 
@@ -83,8 +83,6 @@ class RunEnvironment:
     """Tools for names in `agent.tools`, in this process only."""
     private: Sequence[Path] = ()
     """Files and folders of this machine that no workspace may see, such as the manifest, which has hidden tests."""
-    is_stopped: Callable[[], bool] = lambda: False
-    """Whether a person has stopped the run."""
     command: str | None = None
     """Shell command with which a person resumes the run."""
     first_ends: FirstEnds | None = None
@@ -260,10 +258,7 @@ async def open_run(
         context: RunContext | None = None
 
         async def close_provider() -> None:
-            await provider.close(
-                keep=context is None or not context.finished,
-                at_most=STOPPED_SECONDS if run_environment.is_stopped() else None,
-            )
+            await provider.close(keep=context is None or not context.finished, at_most=STOPPED_SECONDS)
 
         layers, build_label = Layers(store, record.store), f"build{run_environment.shard.index}"
         opened = await _open_provider(job, tasks, run_environment, uri, record, origins)

@@ -112,18 +112,7 @@ async def run_job(
         loaded = LoadedTasks([]) if job.spec.tasks.stream else load_tasks(job.spec.tasks, base_dir, environ)
     stop = stop or asyncio.Event()
     run_environment = RunEnvironment(
-        base_dir,
-        environ,
-        provider,
-        model,
-        shard,
-        drain or Drain(),
-        plugins,
-        agent,
-        tools,
-        private,
-        stop.is_set,
-        command,
+        base_dir, environ, provider, model, shard, drain or Drain(), plugins, agent, tools, private, command
     )
     health = Health()
 

@@ -29,6 +29,7 @@ from agent_runtime.engine.events import (
     TurnEnded,
     VerifierFailed,
 )
+from agent_runtime.engine.opening import STOPPED_SECONDS
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.scheduling import first_ends
 from agent_runtime.engine.scheduling.first_ends import AgentBroken
@@ -544,6 +545,21 @@ async def test_run_stops_when_the_agent_raises_in_the_steps_of_its_first_rollout
     assert len(raised) >= 8, "each is told at once, and before any end is recorded"
     assert not [event for event in told if isinstance(event, RolloutSealed)]
     assert "KeyError: 'a typo'" in raised[0].traceback
+
+
+async def test_sandboxes_of_a_run_that_an_error_ended_stay_for_a_minute(tmp_path: Path) -> None:
+    kept: list[tuple[bool, float | None]] = []
+
+    class Provider(DummyProvider):
+        async def close(self, *, keep: bool = False, at_most: float | None = None) -> None:
+            kept.append((keep, at_most))
+            await super().close(keep=keep, at_most=at_most)
+
+    provider = Provider(f"outcomes-{next(worlds)}")
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "provider": provider, "model": OneCall()}
+    with pytest.raises(AgentBroken):
+        await run_job(a_job(tmp_path, group_size=8), agent=RaisesInEachStep, **common)
+    assert kept == [(True, STOPPED_SECONDS)]
 
 
 async def test_resumed_run_stops_again_when_the_agent_still_raises(tmp_path: Path) -> None:
