@@ -57,7 +57,7 @@ def _shown(value: Any) -> str:
     if value is None:
         return "not set"
     if _is_list(value):
-        return f"{len(value)} entries"
+        return "1 entry" if len(value) == 1 else f"{len(value)} entries"
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
 

@@ -227,7 +227,7 @@ def worst_rollout(results: Sequence[Result]) -> int:
 
 def _say_next_commands(summary: JobSummary, rollout: int) -> None:
     in_default = Path(DEFAULT_OUTPUT).resolve() / summary.folder
-    name = shlex.quote(summary.name if summary.uri == str(in_default) else summary.uri)
+    name = shlex.quote(summary.folder if summary.uri == str(in_default) else summary.uri)
     say(f"Everything is recorded in {summary.uri}")
     say(f"  {program()} show {name} {rollout}    show one rollout, by its index or as TASK/MEMBER")
     say(f"  {program()} view {name}      show the run in a browser")

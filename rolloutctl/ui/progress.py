@@ -174,7 +174,7 @@ def _raised(event: Event) -> tuple[str, str, str] | None:
         what = f"The code of tool {event.tool} raised in rollout {event.index}, and the model sees the error:"
         return f"tool {event.tool}", what, event.traceback
     if isinstance(event, PluginFailed) and event.traceback is not None:
-        return f"plugin {event.plugin}", "", event.traceback
+        return f"{event.hook} of plugin {event.plugin}", "", event.traceback
     return None
 
 
@@ -188,7 +188,7 @@ class Display:
         self._failures: Counter[str] = Counter()
         self._is_silent = False
         self._raised: set[str] = set()
-        """Agent, verifier, tools and plugins whose own code has raised. Their first traceback is printed."""
+        """Agent, verifier, tools and hooks of plugins whose own code has raised. Their first traceback is printed."""
 
     def __enter__(self) -> Self:
         return self
@@ -213,7 +213,8 @@ class Display:
         if isinstance(event, AttemptFailed) and event.retry:
             many, further = event.reason, f"attempts lost to {event.reason}"
         elif isinstance(event, PluginFailed):
-            many, further = event.plugin, f"failures of plugin {event.plugin}"
+            many = f"{event.hook} of plugin {event.plugin}"
+            further = f"failures of {many}"
         elif isinstance(event, ModelCallFailing) and event.message is not None:
             many, further = "model calls", "failures of model calls"
         if further:

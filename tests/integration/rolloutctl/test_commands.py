@@ -124,7 +124,7 @@ def test_run_reports_on_stderr_and_prints_its_result_on_stdout(finished: Shell) 
     assert "fix-add" in run.stdout
     assert "6 of 6 rollouts, mean reward 0.667" in run.stdout
     assert "Resuming starter: 6 of 6" in run.stderr
-    assert "rolloutctl show starter 2 " in run.stderr, "the first rollout with the lowest reward"
+    assert re.search(r"rolloutctl show starter-\w+ 2 ", run.stderr), "the first rollout with the lowest reward"
 
 
 def test_json_is_all_that_is_on_stdout(finished: Shell) -> None:
@@ -410,6 +410,7 @@ def test_stopped_run_resumes(shell: Shell) -> None:
     assert json.loads(job_file.read_text())["command"] == f"cd {shell.folder} && rolloutctl run slow.yaml"
     sealed = {path.name: path.read_bytes() for path in shell.folder.glob("out/slow-*/seals/*.json")}
     assert 0 < len(sealed) < 6
+    assert f"rolloutctl show {job_file.parent.name} " in told, "an older run of that name may be found by the name"
     again = shell("run", "slow.yaml", "-o", "json")
     assert again.returncode == 0, again.stderr
     assert f"Resuming slow: {len(sealed)} of 6" in again.stderr

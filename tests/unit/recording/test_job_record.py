@@ -113,7 +113,7 @@ async def test_a_changed_manifest_is_refused_with_the_field_and_both_values(
 async def test_a_source_whose_tasks_changed_is_refused(folder: Store, make_job: MakeJob, tasks: list[Task]) -> None:
     job = make_job(tasks={"from": {"uri": "tasks.jsonl"}})
     await JobRecord.open(folder, job, tasks)
-    with pytest.raises(ManifestChanged, match="tasks: 2 entries → 1 entries"):
+    with pytest.raises(ManifestChanged, match="tasks: 2 entries → 1 entry"):
         await JobRecord.open(folder, job, tasks[:1])
     with pytest.raises(ManifestChanged, match='tasks\\[0\\]: "first" → "second"'):
         await JobRecord.open(folder, job, tasks[::-1])

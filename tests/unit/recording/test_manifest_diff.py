@@ -25,7 +25,7 @@ def test_each_line_has_the_path_and_both_values() -> None:
     new = {"agent": {"maxTurns": 40}, "tools": ["bash", "editor"], "tasks": [{"name": "b"}]}
     assert differences(old, new, "spec") == [
         "spec.agent.maxTurns: 30 → 40",
-        "spec.tools: 1 entries → 2 entries",
+        "spec.tools: 1 entry → 2 entries",
         'spec.tasks[0].name: "a" → "b"',
         "spec.seed: 1 → not set",
     ]

@@ -161,6 +161,15 @@ def test_first_traceback_of_a_tool_plugin_or_verifier_is_printed_at_once_and_onl
         assert plain([started(100), *events]).count("Traceback …\nKeyError: 'q'") == 1
 
 
+def test_first_traceback_of_each_hook_of_a_plugin_is_printed() -> None:
+    failures = [
+        PluginFailed("mine:Plugin", hook, "run/rollout-3-0", "KeyError: 'q'", f"Traceback of {hook}")
+        for hook in (*["before_turn"] * 9, *["after_rollout"] * 2)
+    ]
+    text = plain([started(100), *failures])
+    assert (text.count("Traceback of before_turn"), text.count("Traceback of after_rollout")) == (1, 1)
+
+
 def test_lost_rollout_is_always_reported() -> None:
     failures = [AttemptFailed(index, 3, "SandboxLost", "node gone", retry=False) for index in range(20)]
     assert plain([started(100), *failures]).count("no attempts are left") == 20
