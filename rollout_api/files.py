@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from rollout_api.base import ApiModel, LongText, Path, Seconds, exactly_one
+from rollout_api.base import ApiModel, LongText, Path, Seconds, ShortText, exactly_one
 
 FILE_CHARACTERS = 90_000_000
 """Longest base64 of one file: 64 MiB. Files of a task folder are held in memory and sent in one request."""
@@ -87,6 +87,8 @@ class Dockerfile(ApiModel):
     """Files of the build context, with paths relative to it."""
     args: Annotated[dict[str, Annotated[str, StringConstraints(max_length=32_768)]], Field(max_length=256)] = {}
     """Values of ARG, which replace those of `tasks.dockerfiles.args`."""
+    bases: Annotated[dict[ShortText, ShortText], Field(max_length=256)] = {}
+    """Images that replace those named in it, before those of `tasks.dockerfiles.bases`."""
     target: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
     """Stage that is used; the last one when left out."""
     seconds: Seconds = 600

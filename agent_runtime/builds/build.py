@@ -77,8 +77,8 @@ class Made:
 class BuildOptions:
     """What a job gives to all of its Dockerfiles."""
 
-    image_of: Callable[[str], str]
-    """Returns the image that is used for one named in a Dockerfile."""
+    bases: Mapping[str, str]
+    """Images that replace those named in Dockerfiles."""
     arguments: Mapping[str, str]
     secrets: Mapping[str, bytes]
     label: str = "build"
@@ -94,7 +94,7 @@ class Builder:
         self._provider, self._cache, self._options = provider, cache, options
         machine = this_architecture()
         self._workspaces = BuildWorkspaces(provider, options.label, machine)
-        self._keys = Keys(self._base, options.image_of, machine)
+        self._keys = Keys(self._base, machine)
         self._bases: dict[str | None, asyncio.Task[Base]] = {}
         # By key and what is below, and then by limits: a task does not share the failure of another whose limits are lower.
         self._steps: dict[tuple[str, str], dict[object, asyncio.Task[BuildEntry]]] = {}
@@ -167,7 +167,7 @@ class Builder:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _finished(self, dockerfile: Dockerfile, spec: WorkspaceSpec) -> Made:
-        recipe = await asyncio.to_thread(Recipe, dockerfile, self._options.arguments)
+        recipe = await asyncio.to_thread(Recipe, dockerfile, self._options.arguments, self._options.bases)
         target = len(recipe.parsed.stages) - 1
         if dockerfile.target is not None:
             named = recipe.parsed.stage(dockerfile.target)
@@ -336,7 +336,7 @@ class Builder:
             made = await self._made(recipe, source, spec)
             image, layers = made.image, made.layers
         else:
-            image, layers = self._options.image_of(source), ()
+            image, layers = recipe.image_of(source), ()
         async with self._workspaces.bare(image, layers, spec, "source") as workspace:
             hands = StepFiles(workspace, has_one_user=False)
             return [

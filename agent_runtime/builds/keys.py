@@ -27,6 +27,7 @@ from agent_runtime.dockerfiles.plan import (
 )
 from agent_runtime.sandboxes.base import SetupFailed, WorkspaceSpec
 from agent_runtime.sandboxes.prepare import preparation
+from agent_runtime.tasks.images import rewritten
 from rollout_api.files import Dockerfile
 
 
@@ -85,8 +86,9 @@ def setup_key(spec: WorkspaceSpec, below: str, base: Base) -> str:
 class Recipe:
     """One task's Dockerfile, parsed."""
 
-    def __init__(self, dockerfile: Dockerfile, arguments: Mapping[str, str]) -> None:
+    def __init__(self, dockerfile: Dockerfile, arguments: Mapping[str, str], bases: Mapping[str, str]) -> None:
         self.dockerfile = dockerfile
+        self._bases = {**bases, **dockerfile.bases}
         self.parsed: Parsed = parse(dockerfile.text)
         self.arguments = {**arguments, **dockerfile.args}
         files = {
@@ -101,17 +103,19 @@ class Recipe:
         self.made: dict[int, Any] = {}
         """`Made` of the stages that were made, by their number."""
 
+    def image_of(self, name: str) -> str:
+        """Return the image that is used for one named in the Dockerfile."""
+        return rewritten(name, self._bases)
+
 
 class Keys:
     """The keys of one run, on a machine of that architecture.
 
-    `base_of` returns facts about an image, and `image_of` the image for a name.
+    `base_of` returns facts about an image.
     """
 
-    def __init__(
-        self, base_of: Callable[[str, WorkspaceSpec], Awaitable[Base]], image_of: Callable[[str], str], machine: str
-    ) -> None:
-        self._base_of, self._image_of, self._machine = base_of, image_of, machine
+    def __init__(self, base_of: Callable[[str, WorkspaceSpec], Awaitable[Base]], machine: str) -> None:
+        self._base_of, self._machine = base_of, machine
 
     async def chain(self, recipe: Recipe, number: int, spec: WorkspaceSpec) -> StageChain:
         """Return the keyed steps of a stage. Raises PlanFailed, SandboxFailure."""
@@ -122,7 +126,7 @@ class Keys:
             start = await self.chain(recipe, below, spec)
             image, base, steps, settings = start.image, start.base, list(start.steps), start.settings
         else:
-            image = self._image_of(below)
+            image = recipe.image_of(below)
             base = await self._base_of(image, spec)
             steps, settings = [], Settings(env=base.env, working_dir=base.working_dir)
         parsed = _with_triggers(recipe.parsed, number, settings)
@@ -151,7 +155,7 @@ class Keys:
         if isinstance(needed.source, int):
             return (await self.chain(recipe, needed.source, spec)).key
         if needed.source is not None:
-            image = self._image_of(needed.source)
+            image = recipe.image_of(needed.source)
             return image_key(image, await self._base_of(image, spec))
         content_digest = hashlib.sha256()
         for path in needed.paths:

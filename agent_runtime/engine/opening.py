@@ -145,7 +145,7 @@ def about_bases(job: RolloutJob, tasks: Sequence[Task]) -> list[TaskProblem]:
         if dockerfile is None:
             return image
         found = facts_of(dockerfile.text, {**given.args, **dockerfile.args}, dockerfile.target).base
-        return None if found is None else rewritten(found, given.bases)
+        return None if found is None else rewritten(found, {**given.bases, **dockerfile.bases})
 
     others = []
     for task in tasks:
@@ -329,7 +329,7 @@ def _build_options(job: RolloutJob, run_environment: RunEnvironment, label: str,
     given = job.spec.tasks.dockerfiles or Dockerfiles()
     values = {name: run_environment.environ.get(variable) for name, variable in given.secrets.items()}
     return BuildOptions(
-        image_of=lambda image: rewritten(image, given.bases),
+        bases=given.bases,
         arguments=given.args,
         secrets={name: value.encode() for name, value in values.items() if value is not None},
         label=label,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from agent_runtime.dockerfiles.parse import parse
 from agent_runtime.dockerfiles.problems import problems_of
 from agent_runtime.tasks.folders import Build, Folder, Notes
 from rollout_api.files import ContextFile, Dockerfile
@@ -14,6 +15,7 @@ from rollout_api.tasks import Dockerfiles
 
 DIGEST_CHARACTERS = 16
 _IGNORE = ".dockerignore"
+_IMAGE = re.compile(r"^(\s*FROM\s+(?:--\S+\s+)*|\s*COPY\s+(?:--\S+\s+)*?--from=)(\S+)", re.IGNORECASE)
 
 
 def content_digest(folder: Folder, context: str) -> str:
@@ -91,12 +93,12 @@ def with_other_bases(dockerfile: str, bases: Mapping[str, str]) -> str:
 
     A base is named in full (`ubuntu:24.04`) or by a prefix that ends with `/` or `:`.
     """
-
-    def other(match: re.Match[str]) -> str:
-        return match[1] + rewritten(match[2], bases)
-
-    pattern = r"^(\s*FROM\s+(?:--\S+\s+)*|\s*COPY\s+(?:--\S+\s+)*?--from=)(\S+)"
-    return re.sub(pattern, other, dockerfile, flags=re.IGNORECASE | re.MULTILINE)
+    lines = dockerfile.split("\n")
+    stages = parse(dockerfile).stages
+    # Lines of a heredoc may look the same.
+    for line in (part.line for stage in stages for part in (stage.start, *stage.instructions)):
+        lines[line - 1] = _IMAGE.sub(lambda match: match[1] + rewritten(match[2], bases), lines[line - 1])
+    return "\n".join(lines)
 
 
 def rewritten(image: str, bases: Mapping[str, str]) -> str:

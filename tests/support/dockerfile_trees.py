@@ -92,7 +92,7 @@ class Builds:
         """Return a new builder, as a new process has."""
         store = Store.open(str(self.output), {})
         options = BuildOptions(
-            image_of=lambda image: self.bases.get(image, image),
+            bases=self.bases,
             arguments=self.arguments,
             secrets=self.secrets,
             on_step=lambda entry, was_stored: self.steps.append((entry, was_stored)),

@@ -18,7 +18,6 @@ from agent_runtime.recording.segments import RecordCorrupt, compress, decompress
 from agent_runtime.recording.store import StorageError, Store, local_folder
 from agent_runtime.recording.stream import StreamRecord
 from agent_runtime.tasks import TaskProblem, TaskSourceError, TaskSourceUnavailable, load_tasks
-from agent_runtime.tasks.images import with_other_bases
 from agent_runtime.tasks.place import SourcePlace
 from rollout_api.base import ApiModel
 from rollout_api.files import Dockerfile
@@ -194,8 +193,8 @@ def with_its_builds(task: Task, source: Tasks) -> Task:
     def complete(dockerfile: Dockerfile | None) -> Dockerfile | None:
         if dockerfile is None:
             return None
-        args = {**given.args, **dockerfile.args}
-        return dockerfile.model_copy(update={"text": with_other_bases(dockerfile.text, given.bases), "args": args})
+        args, bases = {**given.args, **dockerfile.args}, {**given.bases, **dockerfile.bases}
+        return dockerfile.model_copy(update={"args": args, "bases": bases})
 
     def completed(part: TaskVerifier | TaskService) -> TaskVerifier | TaskService:
         return part.model_copy(update={"dockerfile": complete(part.dockerfile)})

@@ -18,7 +18,7 @@ UNIQUE = "cat /proc/sys/kernel/random/uuid > made"
 def building(provider: ClusterProvider, output: Path, runner: int, made: list[str]) -> BuildingProvider:
     store = Store.open(str(output), {})
     options = BuildOptions(
-        image_of=lambda image: image,
+        bases={},
         arguments={},
         secrets={},
         label=f"build{runner}",

@@ -79,7 +79,7 @@ class Output:
         """Return the job of a run in these sandboxes that remembers nothing, as after a restart."""
         steps: list[tuple[BuildEntry, bool]] = []
         options = BuildOptions(
-            image_of=lambda _: THIS_MACHINE,
+            bases={"base": THIS_MACHINE},
             arguments={},
             secrets={},
             on_step=lambda entry, was_stored: steps.append((entry, was_stored)),

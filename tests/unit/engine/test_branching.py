@@ -66,7 +66,7 @@ def test_dockerfiles_of_a_branch_have_what_the_source_gave_them() -> None:
     assert found.verifier is not None
     for built in (found.dockerfile, found.verifier.dockerfile, found.services[0].dockerfile):
         assert built is not None
-        assert (built.text.splitlines()[0], built.args) == ("FROM mirror/debian", {"A": "1", "B": "own"})
+        assert (built.bases, built.args) == ({"debian:12": "mirror/debian"}, {"A": "1", "B": "own"})
     assert with_its_builds(task, Tasks.model_validate({"from": {"uri": "tasks"}})) == task
 
 

@@ -6,12 +6,12 @@ from agent_runtime.tasks.images import image_name, rewritten, with_other_bases
 def test_base_images_are_replaced_and_nothing_else() -> None:
     text = (
         "FROM --platform=linux/amd64 ubuntu:24.04 AS x\nRUN echo FROM ubuntu:24.04\n"
-        "COPY --from=images.example/u/uv:1 /uv /\nFROM x\n"
+        "COPY --from=images.example/u/uv:1 /uv /\nRUN cat <<E >y\nFROM ubuntu:24.04\nE\nFROM x\n"
     )
     bases = {"ubuntu:24.04": "mirror/ubuntu@sha256:1", "images.example/": "mirror/ghcr/"}
     assert with_other_bases(text, bases) == (
         "FROM --platform=linux/amd64 mirror/ubuntu@sha256:1 AS x\nRUN echo FROM ubuntu:24.04\n"
-        "COPY --from=mirror/ghcr/u/uv:1 /uv /\nFROM x\n"
+        "COPY --from=mirror/ghcr/u/uv:1 /uv /\nRUN cat <<E >y\nFROM ubuntu:24.04\nE\nFROM x\n"
     )
 
 
