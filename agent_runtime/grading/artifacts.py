@@ -136,9 +136,13 @@ def _named_tests(commands: Sequence[str]) -> Iterator[str]:
     for command in commands:
         words = re.split(r"[\s'\"]+", command)
         # Others, such as a linter's, may name the agent's own files.
-        is_pytest = re.search(r"py\.?test", command, re.IGNORECASE) is not None
-        if is_pytest and not any(word.startswith("--doctest") for word in words):
+        if runs_pytest(command) and not any(word.startswith("--doctest") for word in words):
             yield from (posixpath.normpath(word) for word in words if word.endswith(".py"))
+
+
+def runs_pytest(command: str) -> bool:
+    """Whether the text of a command shows that it runs pytest. A script may run it too."""
+    return re.search(r"py\.?test", command, re.IGNORECASE) is not None
 
 
 def is_below(path: str, folder: str) -> bool:

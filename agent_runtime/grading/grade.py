@@ -10,12 +10,13 @@ from typing import Protocol
 
 from agent_runtime.extensions import last_raised
 from agent_runtime.grading import reward_file
-from agent_runtime.grading.artifacts import artifact_paths, is_below, verifier_folder
+from agent_runtime.grading.artifacts import artifact_paths, is_below, runs_pytest, verifier_folder
 from agent_runtime.grading.junit import (
     REPORT_BYTES,
     ReportedTest,
     ReportError,
     counted,
+    has_tests,
     judge_all,
     judge_named,
     parse_report,
@@ -420,8 +421,11 @@ class _Grading:
             case VerifierKind.COMMANDS:
                 return self.scored([_passed(command) for command in self.commands], [])
             case VerifierKind.PYTEST:
-                paths = [_report_path(number) for number in range(len(self.commands))]
-                return await asyncio.to_thread(self.judged_tests, [await self.read_report(path) for path in paths])
+                reports = [
+                    await self.read_report(_report_path(number), is_needed=self.must_report(command.command))
+                    for number, command in enumerate(self.commands)
+                ]
+                return await asyncio.to_thread(self.judged_tests, reports)
             case VerifierKind.JUNIT:
                 return await asyncio.to_thread(self.judged_tests, [await self.read_report(self.spec.report or "")])
             case VerifierKind.REWARD_FILE:
@@ -452,10 +456,18 @@ class _Grading:
         message = "" if passed else "no test was reported"
         return Verdict(reward=reward, passed=everything, commands=self.commands, tests=tests, message=message)
 
-    async def read_report(self, path: str) -> list[ReportedTest] | ReportError:
+    def must_report(self, command: str) -> bool:
+        """Whether a command without a report has failed. An installation or a linter writes none. If such a command is a
+        script that runs pytest, the tests that hidden files define are missing.
+        """
+        return runs_pytest(command) or not has_tests(self.spec.files)
+
+    async def read_report(self, path: str, *, is_needed: bool = True) -> list[ReportedTest] | ReportError:
         try:
             data = await self.read(path, REPORT_BYTES)
             if data is None:
+                if not is_needed:
+                    return []
                 return ReportError(f"no report was written to {path}: no test was run, or the run was ended early")
             # Parse in a thread: all rollouts share the event loop, and the policy controls the size of the report.
             return await asyncio.to_thread(parse_report, data)

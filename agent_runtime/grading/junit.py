@@ -281,6 +281,11 @@ def judge_all(reported: Sequence[ReportedTest], hidden: Sequence[TaskFile]) -> l
     return verdicts
 
 
+def has_tests(hidden: Sequence[TaskFile]) -> bool:
+    """Whether hidden files define tests, each of which must be reported."""
+    return any(_is_test_file(file.path) and may_define_tests(file.data()) for file in hidden)
+
+
 def _is_test_file(path: str) -> bool:
     name = PurePosixPath(path).name
     return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))

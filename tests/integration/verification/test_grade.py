@@ -100,6 +100,17 @@ PLANTED = {
 PLUGIN = "def pytest_pyfunc_call(pyfuncitem):\n    return True\ndef add(a, b):\n    return 0\n"
 
 
+async def test_a_command_that_does_not_run_pytest_needs_no_report(workspace: Any) -> None:
+    assert (await verdict(workspace, {**PYTEST, "commands": ["true", *PYTEST["commands"]]}, calc=RIGHT)).reward == 1
+    assert not (await verdict(workspace, {**PYTEST, "commands": ["false", *PYTEST["commands"]]}, calc=RIGHT)).passed
+
+
+async def test_script_whose_tests_were_ended_early_has_failed(workspace: Any) -> None:
+    spec = {**PYTEST, "commands": ["python3 -m py${NOTHING}test -q tests"]}
+    assert (await verdict(workspace, spec, calc="import os\nos._exit(0)\n")).reward == 0
+    assert (await verdict(workspace, spec, calc=RIGHT)).reward == 1
+
+
 @pytest.mark.parametrize("name", PLANTED)
 async def test_planted_files_affect_only_a_workspace_that_contains_them(
     name: str, new_workspace: Callable[[], Any]
