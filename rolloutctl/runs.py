@@ -27,7 +27,7 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=RUN_HELP, autoco
 NewestJobArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[JOB]",
+        metavar="JOB",
         help=f"{RUN_HELP} The newest run in ./out when left out.",
         show_default=False,
         autocompletion=complete_run,
@@ -37,7 +37,7 @@ NewestJobArgument = Annotated[
 WhereArgument = Annotated[
     str,
     typer.Argument(
-        metavar="[WHERE]",
+        metavar="WHERE",
         help="Folder or URI with runs. Or one run, a manifest or a job's name, to consider only its runs.",
         autocompletion=complete_run,
     ),

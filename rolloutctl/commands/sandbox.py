@@ -57,7 +57,7 @@ REMEMBERED_SECONDS = 86_400
 @app.command("exec", epilog=EXIT_CODES, context_settings={"ignore_unknown_options": True})
 async def execute(
     name: NameArgument,
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Program and arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Program and arguments.")],
     namespace: NamespaceOption = None,
     workspace: WorkspaceOption = "main",
     deadline_seconds: Annotated[float, typer.Option(min=0.001, help="Time limit in seconds.")] = 600,

@@ -26,7 +26,7 @@ async def view(
     where: Annotated[
         str | None,
         typer.Argument(
-            metavar="[WHERE]",
+            metavar="WHERE",
             help="Folder or URI with runs, or one run: its name in ./out, its manifest, folder or URI. ./out when left out.",
             show_default=False,
             autocompletion=complete_run,

@@ -18,7 +18,16 @@ BINS: Final = 11
 MOST_CAUSES: Final = 50
 RATE_SECONDS: Final = 300.0
 """The rate of a live run is that of the last 5 minutes."""
-PARTS: Final = {"boot": "boot", "model": "model", "tools": "toolSeconds", "verifier": "verifier", "total": "seconds"}
+PARTS: Final = {
+    "boot": "boot",
+    "model": "model",
+    "tools": "toolSeconds",
+    "verifier": "verifier",
+    # Waiting, and the agent's own time. Calls at the same time can be longer together than their rollout.
+    "rest": "max(0, seconds - coalesce(boot, 0) - coalesce(model, 0) - coalesce(toolSeconds, 0)"
+    " - coalesce(verifier, 0))",
+    "total": "seconds",
+}
 
 Json = dict[str, Any]
 _GRADED: Final = "outcome = 'Completed' AND reward IS NOT NULL"

@@ -22,3 +22,12 @@ def test_command_imports_only_its_own_modules() -> None:
 def test_every_command_of_the_help_exists_under_its_name() -> None:
     group = Commands()
     assert [group.get_command(None, name).name for name in group.list_commands(None)] == COMMANDS
+
+
+def test_usage_of_every_command_has_each_argument_in_one_pair_of_brackets() -> None:
+    group = Commands()
+    for name in COMMANDS:
+        command = group.get_command(None, name)
+        for each in getattr(command, "commands", {name: command}).values():
+            usage = each.make_context(each.name, [], resilient_parsing=True).get_usage()
+            assert "[[" not in usage, usage

@@ -239,6 +239,19 @@ async def test_summary_has_exceptions_of_own_code_verifier_problems_and_the_rate
     assert of_open_job["secondsLeft"] is None
 
 
+async def test_parts_of_the_time_are_all_of_it_together(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "times", [made_up_rollout(index, hostile=False) for index in range(8)])
+    library = Library(Store.open(str(tmp_path), {}))
+    run = await library.run(folder.name)
+    await run.read()
+    *parts, total = run.summary()["parts"]
+    await library.close()
+    assert [part["name"] for part in parts] == ["boot", "model", "tools", "verifier", "rest"]
+    assert (total["name"], total["share"]) == ("total", 1)
+    assert sum(part["share"] for part in parts) == pytest.approx(1)
+    assert parts[-1]["share"] > 0
+
+
 def test_what_an_attempt_does_is_in_its_last_records() -> None:
     records = made_up_rollout(0, hostile=False).records
     doing = [state(records[: number + 1])["doing"] for number in range(4)]
