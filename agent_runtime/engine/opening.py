@@ -97,7 +97,7 @@ def refuse_text_only(job: RolloutJob, model: Model) -> None:
             "TextOnly",
             f"mode: Train needs token ids with logprobs, but model {model.name} returns none. Serve it with vLLM "
             "0.10.2 "
-            "or newer, set mode: Eval, or set model.allowTextOnly: true to train on text only",
+            "or newer, set mode: Eval (the default is Train), or set model.allowTextOnly: true to train on text only",
         )
 
 

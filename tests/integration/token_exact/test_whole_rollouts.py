@@ -93,7 +93,10 @@ async def test_training_on_a_model_without_ids_is_refused_before_the_first_rollo
     tmp_path: Path, run_one: Any
 ) -> None:
     async with VllmStandIn(script=done, faults=Faults(no_token_ids=True)) as server:
-        with pytest.raises(ModelConfigError, match=r"mode: Train needs token ids.*allowTextOnly: true"):
+        with pytest.raises(
+            ModelConfigError,
+            match=r"mode: Train needs token ids.*set mode: Eval \(the default is Train\).*allowTextOnly: true",
+        ):
             await run_one(server, tmp_path)
         assert not server.served_in("rollout-0")
         ran = await run_one(server, tmp_path, model={"allowTextOnly": True})
