@@ -121,7 +121,7 @@ async def _provider(folder: Path, image: str, images: ImageStore) -> AsyncIterat
 
 def _builder(provider: SandboxProvider, store: Store, image: str) -> Builder:
     run = store.below("run")
-    return Builder(provider, BuildCache(store, run, Layers(store, run)), BuildOptions(lambda _: image, {}, {}))
+    return Builder(provider, BuildCache(store, run, Layers(store, run)), BuildOptions({"base": image}, {}, {}))
 
 
 async def _build(builder: Builder, found: list[Dockerfile]) -> tuple[float, list[WorkspaceSpec]]:

@@ -24,10 +24,8 @@ SANDBOX_WORKERS = {
     "sandboxTemplateConcurrentWorkers": 1000,
     "sandboxWarmPoolMaxBatchSize": 1000,
 }
-# The first spares each claim a call of the controller, as in 1.0, which has no other version of its objects. The others
-# spare writes, memory and waiting.
+# They spare writes, memory and waiting.
 SANDBOX_FLAGS = (
-    "--enable-webhook=false",
     "--disable-claim-events",
     "--disable-claim-observability-annotations",
     "--cache-label-selectors",
@@ -149,10 +147,6 @@ def _start_agent_sandbox(state: State, say: Say) -> None:
     }
     chart = _sandbox_chart()
     _kubectl(layout, "apply", "--server-side", "--force-conflicts", "-f", str(chart / "crds"))
-    for name in _sandbox_kinds(chart):
-        # Without the webhook, objects of their other version could not be read. The benchmark has none.
-        none = {"spec": {"conversion": {"strategy": "None", "webhook": None}}}
-        _kubectl(layout, "patch", "crd", name, "--type=merge", "-p", json.dumps(none))
     settings = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
     _install(layout, "agent-sandbox", str(chart), SANDBOX_NAMESPACE, ["--skip-crds", *settings])
     # The probe's limit of a second restarts the controller when the machine is busy.
@@ -172,12 +166,6 @@ def _stop_agent_sandbox(layout: Layout) -> None:
 
 def _sandbox_chart() -> Path:
     return build.CACHE / AGENT_SANDBOX.folder / "share" / AGENT_SANDBOX.name / "helm"
-
-
-def _sandbox_kinds(chart: Path) -> list[str]:
-    """Returns names of the chart's kinds: each is in a file `GROUP_PLURAL.yaml`."""
-    files = (path.stem.partition("_") for path in sorted((chart / "crds").iterdir()))
-    return [f"{plural}.{group}" for group, _, plural in files]
 
 
 def _load(state: State, image: str, target: str, program: Path) -> None:

@@ -145,11 +145,11 @@ OAUTH2_PROXY = Recipe(
     "7.15.6",
     {"oauth2-proxy": "github.com/oauth2-proxy/oauth2-proxy/v7"},
 )
-# The controller that a benchmark compares jobs with. Releases from 1.0.0 on have no flag `--enable-webhook` (addons.py).
+# The controller that a benchmark compares jobs with.
 AGENT_SANDBOX = Recipe(
     "agent-sandbox",
     "sigs.k8s.io/agent-sandbox",
-    "0.5.6",
+    "1.0.3",
     {"agent-sandbox": "sigs.k8s.io/agent-sandbox/cmd/agent-sandbox-controller"},
     share=("helm",),
 )
