@@ -21,6 +21,7 @@ from agent_runtime.executor.network.proxy import PROXY_PORT, NetworkProxy, proxy
 from agent_runtime.executor.network.rules import NO_NETWORK, NetworkRule
 from agent_runtime.executor.overlay.hosts import Host
 from agent_runtime.executor.overlay.workspace import Workspace
+from agent_runtime.executor.timing import stood_still
 
 
 class WorkspaceEntry:
@@ -34,6 +35,7 @@ class WorkspaceEntry:
         self.failure: WorkspaceFailure | None = None
         self.processes: dict[str, Process] = {}
         self._mode, self._folder = mode, folder
+        self._stood_still_before = stood_still()
         self._rule = NO_NETWORK
         self._proxy: NetworkProxy | None = None
         self.model_port: ModelPort | None = None
@@ -80,6 +82,7 @@ class WorkspaceEntry:
             "layers": self.workspace.layers(),
             "network": self._rule.as_json(),
             "modelPort": self.model_port.describe() if self.model_port else None,
+            "stoodStill": stood_still() - self._stood_still_before,
             "usage": self.workspace.usage(),
             "processes": [
                 {"id": process.id, "state": "Exited" if process.is_ended else "Running"}

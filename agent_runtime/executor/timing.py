@@ -23,14 +23,15 @@ class WorkingTime:
     def __init__(self, time: Callable[[], float] | None = None) -> None:
         self._time = time or asyncio.get_running_loop().time
         self._read_at = self._time()
-        self._stood_still = 0.0
+        self.stood_still = 0.0
+        """Seconds that it has left out."""
 
     def __call__(self) -> float:
         now = self._time()
         if now - self._read_at > 2 * TICK_SECONDS:
-            self._stood_still += now - self._read_at
+            self.stood_still += now - self._read_at
         self._read_at = now
-        return now - self._stood_still
+        return now - self.stood_still
 
 
 def leave_out_standstills() -> None:
@@ -42,6 +43,12 @@ def leave_out_standstills() -> None:
         loop.call_later(TICK_SECONDS, read)
 
     read()
+
+
+def stood_still() -> float:
+    """Return the seconds that the running loop's clock has left out since `leave_out_standstills`."""
+    clock = asyncio.get_running_loop().time
+    return clock.stood_still if isinstance(clock, WorkingTime) else 0.0
 
 
 @contextlib.asynccontextmanager

@@ -77,6 +77,8 @@ class VerifierUnavailable(Exception):
 
 UNREACHABLE = "Unreachable"
 """Reason of the SandboxFailure for a verifier that could not connect to a destination that the job lists for it."""
+STOOD_STILL = "StoodStill"
+"""Reason of the SandboxFailure for a verifier that failed after its sandbox stood still."""
 
 
 async def grade(
@@ -93,8 +95,9 @@ async def grade(
     """Grade the contents of a workspace; `key_turn` is the turn of all idempotency keys, `dropped` goes into the
     verdict.
 
-    `is_apart` is the result of `require_startable`. `is_repeated`: a connection that failed, to a destination that can be
-    reached afterwards, is no reason to grade again. (The code under test may cause it by too many connections.)
+    `is_apart` is the result of `require_startable`. `is_repeated`: neither a sandbox that stood still, nor a connection that
+    failed, to a destination that can be reached afterwards, is a reason to grade again. (The code under test may cause the
+    latter by too many connections.)
 
     The caller must have switched the workspace to its verifier phase and, in `Shared`, ended the agent's processes.
     After a crash, a call with the same turn makes the same requests. Raises VerifierUnavailable, ValueError for a task
@@ -109,6 +112,8 @@ async def grade(
     try:
         verdict = await grading.run()
         if not verdict.passed:
+            if not is_repeated:
+                await grading.require_no_standstill()
             await grading.require_reached(is_repeated=is_repeated)
     except WorkspaceLimit as limit:
         verdict = grading.failed(f"the grading was ended: {limit.message}")
@@ -249,6 +254,11 @@ class _Grading:
         if self.is_forgeable:
             raise _Failed(f"{message}; this does not count, because the policy may have written it (forgeable)")
         raise VerifierUnavailable(f"task {self.task.name}: {message}")
+
+    async def require_no_standstill(self) -> None:
+        """Raise SandboxFailure if the sandbox has stood still, because time limits of the verifier may have expired then."""
+        if seconds := await self.workspace.stood_still():
+            raise SandboxFailure(STOOD_STILL, f"the verifier failed after its sandbox stood still for {seconds:.0f} s")
 
     async def require_reached(self, *, is_repeated: bool) -> None:
         """Raise SandboxFailure if a destination that the job lists for the verifier is away, or if `is_repeated` is not set,

@@ -497,6 +497,11 @@ class Workspace(Protocol):
         Returns these as `host:port`, each with why it cannot be reached now, or None. Empty in `Plain`.
         """
 
+    async def stood_still(self) -> float:
+        """Return the seconds for which its sandbox has stood still since it was created, in standstills of more than 10 s.
+        Time limits of its programs may have expired then.
+        """
+
     async def set_steady(self, is_steady: bool) -> None:
         """While it is steady, never pause its processes, also when its sandbox's memory is short. Idempotent."""
 

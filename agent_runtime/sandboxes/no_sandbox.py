@@ -25,7 +25,7 @@ class NoSandbox:
     services: Mapping[str, Workspace] = {}
 
     run = read = write = remove = stat = list = untar = carry = restore = freeze = fork = _refuse_call
-    missed_requests = failed_connections = _refuse_call
+    missed_requests = failed_connections = stood_still = _refuse_call
     tar = snapshot = paused = secret = serve_model = _refuse
 
     async def acknowledge(self, turn: int) -> None:

@@ -101,6 +101,8 @@ class World:
     freed: asyncio.Event = field(default_factory=asyncio.Event)
     failed_connections: Mapping[str, str | None] = field(default_factory=dict)
     """What each workspace returns; see Workspace."""
+    stood_still: float = 0.0
+    """What each workspace returns; see Workspace."""
 
 
 def ended(code: int = 0, stdout: bytes = b"", stderr: bytes = b"") -> CommandResult:
@@ -439,6 +441,10 @@ class DummyWorkspace:
         """See Workspace."""
         await self._enter_call("failed_connections", None)
         return self._provider.world.failed_connections
+
+    async def stood_still(self) -> float:
+        """See Workspace."""
+        return self._provider.world.stood_still
 
     @asynccontextmanager
     async def serve_model(self, server: web.Server) -> AsyncIterator[str]:

@@ -12,7 +12,14 @@ from dataclasses import replace
 from agent_runtime.engine.attempt.attribution import Action, Phase, Situation, attribute
 from agent_runtime.engine.scheduling.retry_rules import backoff
 from agent_runtime.grading.artifacts import artifact_paths, carry_rules
-from agent_runtime.grading.grade import UNREACHABLE, CommandWatch, grade, require_preparable, require_startable
+from agent_runtime.grading.grade import (
+    STOOD_STILL,
+    UNREACHABLE,
+    CommandWatch,
+    grade,
+    require_preparable,
+    require_startable,
+)
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import SpoolFull
 from agent_runtime.sandboxes.base import INTERRUPTED, Fence, SandboxFailure, SandboxProvider, Workspace, WorkspaceSpec
@@ -61,6 +68,7 @@ def nothing_to_grade(why: str) -> ArtifactsRecord:
 
 async def collect(task: Task, workspace: Workspace) -> str | None:
     """Run `verifier.collect` in the agent's workspace, after its processes have ended. Return why it failed, or None.
+    A command that fails after the sandbox stood still runs once more: its own time limits may have expired.
 
     A failure is attributed to the policy: the same commands succeeded in the initial state. Files that the commands did
     not write are not graded. Raises SandboxFailure for a command that cannot be started, and WorkspaceLimit and
@@ -71,8 +79,10 @@ async def collect(task: Task, workspace: Workspace) -> str | None:
         # They are part of the grading, and may have time limits of their own, which would expire in a pause.
         await workspace.set_steady(True)
     for number, command in enumerate(commands):
-        seconds = task.timeouts.verifier_seconds
-        result = await workspace.run(command, key=f"{END}-collect-{number}", deadline_seconds=seconds)
+        key, seconds = f"{END}-collect-{number}", task.timeouts.verifier_seconds
+        result = await workspace.run(command, key=key, deadline_seconds=seconds)
+        if not result.ok and not result.start_error and await workspace.stood_still():
+            result = await workspace.run(command, key=f"{key}-again", deadline_seconds=seconds)
         if result.start_error:
             raise SandboxFailure(
                 "ExecutorFailed", f"verifier.collect[{number}] could not be started: {result.start_error}"
@@ -179,7 +189,7 @@ async def grade_artifacts(
                 watch=watch,
             )
         except Exception as error:
-            is_repeated = is_repeated or (isinstance(error, SandboxFailure) and error.reason == UNREACHABLE)
+            is_repeated |= isinstance(error, SandboxFailure) and error.reason in (STOOD_STILL, UNREACHABLE)
             is_alone = spec.alone if workspace is None else workspace.alone
             decision = attribute(error, Situation(Phase.GRADING, True, exposed, is_alone, losses_alone))
             if decision.action is Action.FAIL:

@@ -164,6 +164,10 @@ class Trial(NoSandbox, GradesItself):
         """Return nothing: a trial's server grades it."""
         return {}
 
+    async def stood_still(self) -> float:
+        """Return 0: a trial's server grades it."""
+        return 0
+
 
 def verifier_seconds(folder: Path) -> float:
     """Return the time limit of a task's gradings, after which its server grades it 0. A trial is only lost later, because

@@ -389,6 +389,9 @@ class ExecutorWorkspace:
         failed: dict[str, str | None] = (await self._read(f"{self._path}/network")).json()["failed"]
         return failed
 
+    async def stood_still(self) -> float:
+        return float((await self._read(self._path)).json()["stoodStill"])
+
     async def set_steady(self, is_steady: bool) -> None:
         await self._client.call("PUT", f"{self._path}/steady", hold=self._hold, json_body={"steady": is_steady})
 

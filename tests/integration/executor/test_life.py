@@ -142,6 +142,22 @@ async def test_suspension_of_all_processes_ends_no_command(mode: str, start_exec
         assert await asyncio.gather(*running) == [f"{number}\n" for number in range(4)]
 
 
+async def test_workspaces_report_how_long_the_executor_stood_still(start_executor: Any, connect: Any) -> None:
+    executor = start_executor("Plain")
+
+    async def stood_still(client: Any) -> float:
+        return float((await client.call("GET", "~")).json["stoodStill"])
+
+    async with connect(executor) as client:
+        assert await stood_still(client) == 0
+        executor.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(10.5)
+        executor.process.send_signal(signal.SIGCONT)
+        assert await stood_still(client) > 10
+    async with connect(executor) as client:
+        assert await stood_still(client) == 0, "this workspace was created afterwards"
+
+
 async def until_made(client: Any, name: str) -> None:
     """Wait until a command has made this file."""
     async with asyncio.timeout(60):

@@ -39,6 +39,10 @@ class FolderWorkspace:
         """Networks are not controlled here."""
         return {}
 
+    async def stood_still(self) -> float:
+        """Standstills are not detected here."""
+        return 0
+
     def _at(self, path: str) -> Path:
         return self.root / os.path.normpath(os.path.join(WORKING_DIR, path)).lstrip("/")
 

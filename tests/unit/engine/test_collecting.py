@@ -12,18 +12,21 @@ from rollout_api.tasks import Task, TaskVerifier
 
 
 class Ending:
-    """A workspace in which each command ends like this."""
+    """A workspace in which commands end like this, the last result for all others."""
 
-    def __init__(self, result: CommandResult) -> None:
-        self._result = result
+    def __init__(self, *results: CommandResult, stood_still: float = 0.0) -> None:
+        self._results, self._stood_still = list(results), stood_still
         self.calls: list[str] = []
+
+    async def stood_still(self) -> float:
+        return self._stood_still
 
     async def set_steady(self, is_steady: bool) -> None:
         self.calls.append("keep running")
 
     async def run(self, _command: str, **_options: Any) -> CommandResult:
         self.calls.append("run")
-        return self._result
+        return self._results.pop(0) if len(self._results) > 1 else self._results[0]
 
 
 async def collected(result: CommandResult) -> str | None:
@@ -48,3 +51,12 @@ async def test_collect_is_never_paused_like_the_grading() -> None:
     task = Task(name="t", prompt="p", verifier=TaskVerifier(commands=["true"], collect=["timeout 60 make"]))
     assert await collect(task, cast(Workspace, workspace)) is None
     assert workspace.calls == ["keep running", "run"]
+
+
+@pytest.mark.parametrize(("stood_still", "runs"), [(0.0, 1), (20.0, 2)])
+async def test_collect_runs_once_more_when_it_fails_after_a_standstill(stood_still: float, runs: int) -> None:
+    expired = CommandResult(124, None, None, 20.0, b"", b"", 0, 0)
+    workspace = Ending(expired, CommandResult(0, None, None, 1.0, b"", b"", 0, 0), stood_still=stood_still)
+    task = Task(name="t", prompt="p", verifier=TaskVerifier(commands=["true"], collect=["timeout 15 make"]))
+    failed = await collect(task, cast(Workspace, workspace))
+    assert (failed is None, workspace.calls.count("run")) == (runs == 2, runs)

@@ -83,3 +83,16 @@ async def test_grading_is_repeated_once_for_a_judge_that_was_away_and_as_often_a
             await grading
         assert lost.value.reason == "Unreachable"
     assert ran == gradings
+
+
+@pytest.mark.parametrize("second", [0, 1])
+async def test_failed_grading_is_repeated_once_when_its_sandbox_stood_still(second: int) -> None:
+    codes = [1, second]
+
+    async def verify(command: str | Sequence[str], _files: Files) -> CommandResult:
+        return ended(codes.pop(0) if command == "false" else 0)
+
+    provider = DummyProvider("still", verify)
+    provider.world.stood_still = 20.0
+    assert (await graded(provider, limit=1)).passed is (second == 0)
+    assert not codes
