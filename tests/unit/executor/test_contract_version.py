@@ -8,7 +8,7 @@ from typing import Any
 from agent_runtime import executor
 from agent_runtime.executor.commands.streams import ENDED, ORDER
 
-DIGEST = "52d1a0269657d494b6e3fe36e1123051f8ce7d57f1d29c0c8b06d5970b40d373"
+DIGEST = "866eda70ce502419d599d648f7e9367cd290c7d9297395757a505714e63aa41e"
 
 
 def without_prose(value: Any) -> Any:
