@@ -77,6 +77,8 @@ class VerifierUnavailable(Exception):
 
 UNREACHABLE = "Unreachable"
 """Reason of the SandboxFailure for a verifier that could not connect to a destination that the job lists for it."""
+REACHED_AGAIN = "ReachedAgain"
+"""The same, but it can be reached after the grading."""
 STOOD_STILL = "StoodStill"
 """Reason of the SandboxFailure for a verifier that failed after its sandbox stood still."""
 
@@ -272,7 +274,7 @@ class _Grading:
         if any(away.values()) or not is_repeated:
             why = [away.get(place) or f"{place}: reached again after the grading" for place in failed]
             message = "the verifier failed after it could not connect to a destination that the job lists"
-            raise SandboxFailure(UNREACHABLE, f"{message}: {'; '.join(why)}")
+            raise SandboxFailure(UNREACHABLE if any(away.values()) else REACHED_AGAIN, f"{message}: {'; '.join(why)}")
 
     def raised(self, command: CommandVerdict) -> str | None:
         """Return the exception that a hidden file raised, with its line. Return None if there is none; a failed assertion

@@ -13,7 +13,7 @@ from agent_runtime.engine.scheduling.completion_rules import StalePolicy
 from agent_runtime.engine.scheduling.first_ends import AgentBroken
 from agent_runtime.environments.host import NO_DATA, EnvironmentFailure, EnvironmentFault
 from agent_runtime.extensions import described, traceback_of
-from agent_runtime.grading.grade import STOOD_STILL, VerifierUnavailable
+from agent_runtime.grading.grade import REACHED_AGAIN, STOOD_STILL, VerifierUnavailable
 from agent_runtime.models.base import (
     REQUESTS_OWN_FAULTS,
     ContextExceeded,
@@ -48,9 +48,9 @@ UNEXPLAINED_LIMIT = 2
 that hosted only this rollout, failures of the model at its requests, and failures of the environment at its actions. A
 single failure may be chance.
 """
-UNCOUNTED = frozenset({INTERRUPTED, "Preempted", STOOD_STILL})
+UNCOUNTED = frozenset({INTERRUPTED, "Preempted", REACHED_AGAIN, STOOD_STILL})
 """Reasons of a SandboxFailure that do not count towards `attempts.limit`: a cluster may reclaim its nodes at any time, and
-the verdict of a grading that repeats one whose sandbox stood still always counts.
+the verdict of a grading that is repeated for the last two always counts. Code under test can cause them.
 """
 REFUSES_ALL = "the model refused a short test request too"
 REQUEST_TOO_LARGE = "TooLarge"

@@ -13,6 +13,7 @@ from agent_runtime.engine.attempt.attribution import Action, Phase, Situation, a
 from agent_runtime.engine.scheduling.retry_rules import backoff
 from agent_runtime.grading.artifacts import artifact_paths, carry_rules
 from agent_runtime.grading.grade import (
+    REACHED_AGAIN,
     STOOD_STILL,
     UNREACHABLE,
     CommandWatch,
@@ -189,7 +190,11 @@ async def grade_artifacts(
                 watch=watch,
             )
         except Exception as error:
-            is_repeated |= isinstance(error, SandboxFailure) and error.reason in (STOOD_STILL, UNREACHABLE)
+            is_repeated |= isinstance(error, SandboxFailure) and error.reason in (
+                REACHED_AGAIN,
+                STOOD_STILL,
+                UNREACHABLE,
+            )
             is_alone = spec.alone if workspace is None else workspace.alone
             decision = attribute(error, Situation(Phase.GRADING, True, exposed, is_alone, losses_alone))
             if decision.action is Action.FAIL:

@@ -200,7 +200,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The sandbox's memory was used up, not its own", lost("SandboxMemory"), GRADING, AGAIN_GRADING, ISOLATED),
     ("The same, alone in it", lost("SandboxMemory"), GRADING_AGAIN, AGAIN_GRADING, None),
     ("Its runner stood still for too long", lost("SandboxLost", was_unheld=True), GRADING_AGAIN, AGAIN_GRADING, FREE),
-    ("The verifier failed, and its sandbox stood still; once", lost("StoodStill"), GRADING_AGAIN, AGAIN_GRADING, FREE),
+    ("The verifier failed, and its sandbox stood still, or a listed destination was away for a while; once", lost("StoodStill"), GRADING_AGAIN, AGAIN_GRADING, FREE),
     ("The artifacts cannot be unpacked", FileError("p", "m"), GRADING, FAIL, None),
     ("They cannot be unpacked because the disk of the machine is full", DiskFailed("p", "m"), GRADING, AGAIN_GRADING, None),
     ("The code under test used up the workspace", WorkspaceLimit("Disk", "m"), GRADING, FAIL, None),
