@@ -13,6 +13,11 @@ from rollout_api.records import Message, PolicySpan, Usage
 RATE_LIMITED = "RateLimited"
 """Reason of a ModelError, and the beginning of `CallHealth.failing`, while the server limits the rate of calls."""
 
+PROCESS_STOPPED = "ProcessStopped"
+"""Reason of a ModelError: a client gave its call up because the process between it and the model stood still."""
+STORAGE_SILENT = "StorageSilent"
+"""The same, because storage for the record of the call did not answer."""
+
 HELD_SHARE = 0.9
 """If an abandoned call was on hold for at least this share of its time, the lack of a server is the cause."""
 NO_PLACE = "a call waited for a policy update or for free servers until the agent gave it up after {:.0f} s"

@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 from agent_runtime.models.base import ModelReply
 from agent_runtime.proxy.chat import BadRequest
 from agent_runtime.proxy.http import whole_number
+from agent_runtime.proxy.own_delay import OwnDelay
 from agent_runtime.shared_tasks import started
 
 RETRY_COUNT: Final = "x-stainless-retry-count"
@@ -118,8 +119,8 @@ class Piece:
 class Call:
     """`enter` a client, read its `pieces` and its `answer`, and let it `leave`."""
 
-    def __init__(self, ticket: Ticket, on_left: Callable[["Call", bool | None], None]) -> None:
-        self.ticket = ticket
+    def __init__(self, ticket: Ticket, on_left: Callable[["Call", bool | None], None], delay: OwnDelay) -> None:
+        self.ticket, self.delay = ticket, delay
         self.answered = False
         """Whether the model's answer has arrived and is, or will be, recorded, so that the call cannot be cancelled."""
         self._on_left = on_left

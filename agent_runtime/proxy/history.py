@@ -63,12 +63,13 @@ def given_up(turns: Container[int], calls: Sequence[IntentRecord]) -> list[int]:
 
 
 def unanswered_calls(records: Sequence[Record]) -> dict[int, CallError | None]:
-    """Return why calls ended without an answer, by turn (`DeliveryRecord.error`)."""
+    """Return why calls ended without an answer that a client has, by turn (`DeliveryRecord.error`)."""
     answered = {record.turn for record in records if isinstance(record, ResponseRecord)}
+    latest = {record.turn: record for record in records if isinstance(record, DeliveryRecord)}
     return {
-        record.turn: record.error
-        for record in records
-        if isinstance(record, DeliveryRecord) and not record.delivered and record.turn not in answered
+        turn: mark.error
+        for turn, mark in latest.items()
+        if not mark.delivered and (turn not in answered or mark.error is not None)
     }
 
 

@@ -135,6 +135,9 @@ class _Fenced:
     async def store(self, name: str, data: bytes) -> ObjectDigest:
         return await self._log.store(name, data)
 
+    async def test_storage(self) -> None:
+        await self._log.test_storage()
+
 
 @dataclass
 class _OwnedSession:

@@ -47,13 +47,14 @@ from agent_runtime.proxy.history import History, Place, Turn, failed_calls, last
 from agent_runtime.proxy.http import whole_number
 from agent_runtime.proxy.limits import Exhausted, Limits, exhausted, tokens_left
 from agent_runtime.proxy.metrics import Meter
+from agent_runtime.proxy.own_delay import OwnDelay, Standstills
 from agent_runtime.proxy.refused import call_error, is_failure
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.store import StorageError
 from agent_runtime.shared_tasks import started
 from rollout_api.base import ApiModel
 from rollout_api.model import Sampling
-from rollout_api.records import CallError, DeliveryRecord, IntentRecord, Message, ObjectDigest, Record, RecordedExperts
+from rollout_api.records import DeliveryRecord, IntentRecord, Message, ObjectDigest, Record, RecordedExperts
 
 GRACE_SECONDS: Final = 10.0
 """Time from the first call that is refused because of a limit to `on_over_budget`: enough for a program to store its
@@ -155,7 +156,7 @@ class Session:
         self._failures: dict[int, Exception] = dict(failed_calls(recorded))
         """Errors of model and storage by turn, because of which calls got no answer."""
         self._model, self._journal, self._meter = model, journal, meter or Meter()
-        self._on_over_budget = on_over_budget
+        self._on_over_budget, self._standstills = on_over_budget, Standstills.of_loop()
         self._names = frozenset(settings.models or [model.name])
         self._answers: Answers[Call] = Answers()
         self._history = History(recorded)
@@ -346,7 +347,7 @@ class Session:
     def _dispatch(self, request: ChatRequest, identity: Identity) -> Call:
         place = self._history.place(request.messages, request.tools)
         turn = self._history.next_turn
-        call = Call(Ticket(turn, f"{self._id_head}-{turn}", int(time.time()), identity), self._left)
+        call = Call(Ticket(turn, f"{self._id_head}-{turn}", int(time.time()), identity), self._left, self._own_delay())
         intent = IntentRecord(
             turn=turn,
             time=time.time(),
@@ -371,7 +372,8 @@ class Session:
         health = CallHealth(on_tokens=call.add_tokens, on_prompt=call.add_prompt_tokens)
         try:
             async with self._places:
-                await self._append_with_marks(intent)
+                with call.delay.storing():
+                    await self._append_with_marks(intent)
                 started = time.perf_counter()
                 async with asyncio.timeout(self._seconds_left()):
                     reply = await self._ask(call, intent, place, request, health)
@@ -379,24 +381,22 @@ class Session:
                 call.answered = True
                 own_seconds = model_seconds - health.lost_seconds - health.held_seconds
                 known = [] if place.parent is None else self._history.ids(place.parent)
-                experts = await stored_experts(self._journal, intent.turn, reply.routed_experts)
-                response = answer_record(reply, turn=intent.turn, seconds=own_seconds, known=known, experts=experts)
-                await self._journal.append([response])
+                with call.delay.storing():
+                    experts = await stored_experts(self._journal, intent.turn, reply.routed_experts)
+                    response = answer_record(reply, turn=intent.turn, seconds=own_seconds, known=known, experts=experts)
+                    await self._journal.append([response])
         except BaseException as error:
             self._answers.failed(call.ticket.identity, call)
             abandoned, failure = 0, error if isinstance(error, Exception) else None
             if isinstance(error, asyncio.CancelledError):
-                failure = health.failure(time.perf_counter() - started)
-            if failure is not None and is_failure(failure):
-                self._failures[intent.turn] = failure
+                failure = health.failure(time.perf_counter() - started) or call.delay.failure()
             if isinstance(error, asyncio.CancelledError):
                 self._meter.cancelled()
                 if self._refusal is not None:
                     raise self._refusal() from None
                 if abandoned := call.abandoned_tokens:
                     self._history.abandon(abandoned)
-            why = None if failure is None else call_error(failure)
-            self._mark(intent.turn, delivered=False, abandoned=abandoned, error=why)
+            self._mark(intent.turn, delivered=False, abandoned=abandoned, failure=failure)
             if isinstance(error, TimeoutError):
                 self._check_budget()
             raise
@@ -470,7 +470,10 @@ class Session:
             if len(self._doubtful) > MOST_KEPT:
                 del self._doubtful[next(iter(self._doubtful))]
         else:
-            self._mark(call.ticket.turn, delivered)
+            self._mark(call.ticket.turn, delivered, failure=None if delivered else call.delay.failure())
+
+    def _own_delay(self) -> OwnDelay:
+        return OwnDelay(self._standstills, self._journal)
 
     def _restore_call(self, turn: Turn) -> None:
         intent = turn.intent
@@ -478,7 +481,7 @@ class Session:
             return
         identity = Identity(intent.request_digest, intent.idempotency_key)
         ticket = Ticket(intent.turn, f"{self._id_head}-{intent.turn}", int(intent.time), identity)
-        call = Call(ticket, self._left)
+        call = Call(ticket, self._left, self._own_delay())
         call.replay(self._history.reply(turn), delivered=bool(turn.delivered))
         self._answers.begun(identity, call)
         if not turn.delivered:
@@ -501,7 +504,12 @@ class Session:
         if (call := self._doubtful.pop(turn, None)) is not None:
             self._answers.forget(call)
 
-    def _mark(self, turn: int, delivered: bool, abandoned: int = 0, error: CallError | None = None) -> None:
+    def _mark(self, turn: int, delivered: bool, abandoned: int = 0, failure: Exception | None = None) -> None:
+        if failure is not None and is_failure(failure):
+            self._failures[turn] = failure
+        elif delivered:
+            self._failures.pop(turn, None)
+        error = None if failure is None else call_error(failure)
         mark = DeliveryRecord(turn=turn, time=time.time(), delivered=delivered, error=error, abandoned_tokens=abandoned)
         self._marks.append(mark)
         if not delivered:

@@ -113,6 +113,10 @@ class EpochLog:
         key = self._folder.object_key(self.epoch, f"{name}.zst")
         return await self.write_once(key, await asyncio.to_thread(segments.compress, data))
 
+    async def test_storage(self) -> None:
+        """Return when storage has answered a small read. Raises StorageError."""
+        await self._store.modified(self._folder.claim_key(self.epoch))
+
     async def write_once(self, key: str, data: bytes) -> ObjectDigest:
         """Write an object whose name this epoch uses once. Raises StorageError."""
         if not await self._store.create(key, data):

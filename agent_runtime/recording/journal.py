@@ -49,7 +49,7 @@ class Journal:
         self.epoch, self.holder = log.epoch, log.holder
         self._record, self._index, self._folder, self._log = record, index, folder, log
         self._store = record.store
-        self.append, self.store = log.append, log.store
+        self.append, self.store, self.test_storage = log.append, log.store, log.test_storage
         self._artifacts: ObjectDigest | None = None
 
     @classmethod

@@ -15,6 +15,7 @@ from agent_runtime.environments.host import NO_DATA, EnvironmentFailure, Environ
 from agent_runtime.extensions import described, traceback_of
 from agent_runtime.grading.grade import REACHED_AGAIN, STOOD_STILL, VerifierUnavailable
 from agent_runtime.models.base import (
+    PROCESS_STOPPED,
     REQUESTS_OWN_FAULTS,
     ContextExceeded,
     ConversationRefused,
@@ -209,6 +210,8 @@ def _of_conversation(error: ConversationRefused) -> Decision:
 
 
 def _of_model(error: ModelError, situation: Situation) -> Decision:
+    if error.reason == PROCESS_STOPPED:
+        return _retry(INTERRUPTED, error.message, situation, counted=False)
     of_request = isinstance(error, RequestRefused) or error.reason in REQUESTS_OWN_FAULTS
     answered = situation.answered or error.after_tokens
     if of_request and answered and situation.phase is Phase.AGENT:

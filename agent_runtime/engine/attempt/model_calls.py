@@ -19,7 +19,9 @@ from agent_runtime.engine.scheduling.model_watch import ModelWatch
 from agent_runtime.engine.scheduling.shard import turn_seed
 from agent_runtime.models.answers import MAY_PASS, repeated
 from agent_runtime.models.base import (
+    PROCESS_STOPPED,
     REQUESTS_OWN_FAULTS,
+    STORAGE_SILENT,
     CallHealth,
     ConversationRefused,
     Model,
@@ -37,6 +39,7 @@ from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record
 
 UPDATED = "OtherPolicy"
 """Reason that only a policy update causes, never a request."""
+_NEVER_OF_REQUEST = frozenset({UPDATED, PROCESS_STOPPED, STORAGE_SILENT})
 
 SILENT = "a call had no answer when the agent's time ran out or the agent gave it up, and no other call was answered"
 
@@ -49,7 +52,7 @@ async def probe(
     It has the session of the failed request, so that routers send it to the server that failed. A request that timed
     out is also sent again, limited to a few tokens. If these arrive, the policy's answer was too long.
     """
-    if model is None or (isinstance(error, ModelError) and (error.answers_others or error.reason == UPDATED)):
+    if model is None or (isinstance(error, ModelError) and (error.answers_others or error.reason in _NEVER_OF_REQUEST)):
         return
     rollout = assignment.rollout
     request = probe_request(

@@ -24,6 +24,7 @@ from agent_runtime.engine.program.program_rules import (
     CALLS_A_TURN,
     Ended,
     calls_in,
+    delayed_calls,
     is_cut,
     refuse_long_arguments,
     stop_of,
@@ -36,6 +37,7 @@ from agent_runtime.proxy.handler import LATE_HEAD_SECONDS, Handler
 from agent_runtime.proxy.history import given_up
 from agent_runtime.proxy.keys import digest, key_of
 from agent_runtime.proxy.limits import Exhausted, Limits
+from agent_runtime.proxy.own_delay import TestableStorage
 from agent_runtime.proxy.session import OverBudget, Session, SessionJournal, SessionSettings
 from agent_runtime.proxy.sessions import LocalSessions
 from agent_runtime.recording.program_trajectory import UnreadableTrajectory, to_atif
@@ -218,6 +220,11 @@ class Program:
             self._fail(error)
             raise
 
+    async def test_storage(self) -> None:
+        """See TestableStorage."""
+        if isinstance(self._journal, TestableStorage):
+            await self._journal.test_storage()
+
     async def append(self, records: Sequence[Record]) -> None:
         """See SessionJournal. Time of the store does not count as the agent's; its errors end the attempt."""
         used = {"agent_seconds": self.agent_seconds}
@@ -262,6 +269,9 @@ class Program:
                 # An earlier runner started the program, whose model requests may have got no answer between the two
                 # runners. Check this before the probe, because requests during the probe count as missed too.
                 ended = replace(ended, cut=await self._workspace.missed_requests() > 0)
+            delayed = delayed_calls(self.records)
+            if ended.failure is None and (given_up := self._gave_up(ended.result, delayed)):
+                ended = replace(ended, failure=delayed[given_up[-1]])
             if ended.failure is None and self._gave_up(ended.result, self._model.unanswered):
                 # The program may give up and end before this process gives up a hanging server.
                 ended = replace(ended, failure=await trouble_of(None, True, self._probe))

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_runtime.agents.program import PROMPT_FILE
-from agent_runtime.models.base import ContextExceeded, ConversationRefused, ModelError
-from agent_runtime.proxy.history import given_up
+from agent_runtime.models.base import PROCESS_STOPPED, STORAGE_SILENT, ContextExceeded, ConversationRefused, ModelError
+from agent_runtime.proxy.history import failed_calls, given_up
 from agent_runtime.proxy.limits import Exhausted
 from agent_runtime.sandboxes.base import INTERRUPTED, CommandResult, ProgramFailed, SandboxFailure
 from rollout_api.records import DeliveryRecord, IntentRecord, Record, StopReason
@@ -37,6 +37,12 @@ def is_cut(recorded: Sequence[Record], now: Sequence[Record]) -> bool:
     told = {record.turn for record in recorded if isinstance(record, DeliveryRecord)}
     open_calls = {call.turn for call in calls_in(recorded)} - told
     return bool(given_up(open_calls, calls_in(now)))
+
+
+def delayed_calls(records: Sequence[Record]) -> dict[int, ModelError]:
+    """Return the calls that the program gave up because a runner kept them waiting, by turn."""
+    reasons = (PROCESS_STOPPED, STORAGE_SILENT)
+    return {turn: error for turn, error in failed_calls(records).items() if error.reason in reasons}
 
 
 def calls_in(records: Sequence[Record]) -> list[IntentRecord]:
