@@ -133,7 +133,7 @@ class Handler:
         translation = self._translations.get(target.api) if in_path is None else _GEMINI
         if translation is None or request.method != "POST":
             raise _no_route_error(request)
-        async with found.bodies.body(request, found.settings.limits.body_bytes) as body:
+        async with found.incoming(request) as body:
             identity = Identity.of(target.api, request.headers, body)
             asked = found.fitted(translation.parse(decoded(body) | (in_path or {}), found.earlier))
             call = found.begin(asked, identity)

@@ -1,8 +1,8 @@
 """How long this process kept a call waiting: it stood still, or its storage did not answer.
 
 A client may give up such a call, and its program may fail because of that. Only delays that no request can cause count:
-time in which the process was stopped, without the CPU time that it used, and time in which storage did not answer a small
-read. A large request makes its own write slow, but not that read.
+time in which the process was stopped, without time in which it used or waited for a CPU; and time in which storage did
+not answer a small read. A large request makes its own write slow, but not that read.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Standstills:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._read_at, self._cpu_seconds = self._loop.time(), time.process_time()
+        self._read_at, self._busy_seconds = self._loop.time(), _busy_seconds()
         self._seconds = 0.0
         self._latest = -math.inf, 0.0
         """End and duration of the latest standstill."""
@@ -54,11 +54,11 @@ class Standstills:
         return found
 
     def seconds(self) -> float:
-        """Return how long it stood still so far. A busy event loop does not count, because a request may cause it."""
-        now, cpu_seconds = self._loop.time(), time.process_time()
-        still = now - self._read_at - (cpu_seconds - self._cpu_seconds)
-        self._read_at, self._cpu_seconds = now, cpu_seconds
-        if still > 2 * _BEAT_SECONDS:
+        """Return how long it stood still so far. A policy can make process and machine busy, so that does not count."""
+        now, busy_seconds = self._loop.time(), _busy_seconds()
+        still = now - self._read_at - (busy_seconds - self._busy_seconds)
+        self._read_at, self._busy_seconds = now, busy_seconds
+        if still >= OWN_SECONDS:
             self._seconds += still
             self._latest = now, still
         return self._seconds
@@ -70,6 +70,14 @@ class Standstills:
 
 
 _OF_LOOPS: weakref.WeakValueDictionary[asyncio.AbstractEventLoop, Standstills] = weakref.WeakValueDictionary()
+
+
+def _busy_seconds() -> float:
+    """Return for how long this process has used CPUs, and this thread has waited for one."""
+    waited = 0.0
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/thread-self/schedstat") as counters:
+        waited = int(counters.read().split()[1]) / 1e9
+    return time.process_time() + waited
 
 
 def _beat(standstills: weakref.ref[Standstills]) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol
@@ -44,7 +44,7 @@ from agent_runtime.proxy.chat import (
     prompt_of,
 )
 from agent_runtime.proxy.history import History, Place, Turn, failed_calls, last_failure
-from agent_runtime.proxy.http import whole_number
+from agent_runtime.proxy.http import Incoming, whole_number
 from agent_runtime.proxy.limits import Exhausted, Limits, exhausted, tokens_left
 from agent_runtime.proxy.metrics import Meter
 from agent_runtime.proxy.own_delay import OwnDelay, Standstills
@@ -160,6 +160,8 @@ class Session:
         self._names = frozenset(settings.models or [model.name])
         self._answers: Answers[Call] = Answers()
         self._history = History(recorded)
+        self.unread: ModelError | None = None
+        """Why the client gave up its latest request before it was read here, if this process is the cause."""
         self._live: set[Call] = set()
         self._attended: set[Call] = set()
         """Calls for which a client waits, or to which the answer is being sent."""
@@ -209,15 +211,32 @@ class Session:
     @property
     def last_failure(self) -> tuple[int, Exception] | tuple[None, None]:
         """See `failure`; with its turn."""
+        if self.unread is not None:
+            return self._history.next_turn, self.unread
         return last_failure(self._failures, self._history.calls)
 
     @property
     def over(self) -> Exhausted | None:
         return exhausted(self.settings.limits, self._history.spent, time.time() - self.settings.created)
 
+    @contextlib.asynccontextmanager
+    async def incoming(self, request: Incoming) -> AsyncIterator[bytes]:
+        """Yield the body of a request that may begin a call. See `BodyQueue.body`."""
+        delay = self._own_delay()
+        try:
+            async with self.bodies.body(request, self.settings.limits.body_bytes) as body:
+                yield body
+        except asyncio.CancelledError:
+            self.unread = delay.failure() or self.unread
+            raise
+
+    def _own_delay(self) -> OwnDelay:
+        return OwnDelay(self._standstills, self._journal)
+
     def begin(self, request: ChatRequest, identity: Identity) -> Call:
         """Return the call that answers a request. The client is entered and must leave. Raises Refused, BadRequest."""
         self._check_served(request)
+        self.unread = None
         if (known := self._answers.find(identity)) is not None:
             self._meter.coalesced()
             return self._entered(known)
@@ -308,6 +327,8 @@ class Session:
 
     async def end(self) -> None:
         """Refuse further calls, and stop running ones. Returns when everything known is recorded."""
+        # First, so that these record why their clients gave them up.
+        await asyncio.gather(*(call.ended() for call in self._live - self._attended))
         self._refusal = partial(ended, self.settings.id)
         live = list(self._live)
         for call in live:
@@ -471,9 +492,6 @@ class Session:
                 del self._doubtful[next(iter(self._doubtful))]
         else:
             self._mark(call.ticket.turn, delivered, failure=None if delivered else call.delay.failure())
-
-    def _own_delay(self) -> OwnDelay:
-        return OwnDelay(self._standstills, self._journal)
 
     def _restore_call(self, turn: Turn) -> None:
         intent = turn.intent

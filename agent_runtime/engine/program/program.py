@@ -199,6 +199,7 @@ class Program:
         """Gets an exception if the attempt must end while the program still runs: a limit, or a failure of
         infrastructure.
         """
+        self._session_here: Session | None = None
         self._was_asked = False
         """Whether a call waited for its answer when the program's time ran out."""
 
@@ -269,9 +270,8 @@ class Program:
                 # An earlier runner started the program, whose model requests may have got no answer between the two
                 # runners. Check this before the probe, because requests during the probe count as missed too.
                 ended = replace(ended, cut=await self._workspace.missed_requests() > 0)
-            delayed = delayed_calls(self.records)
-            if ended.failure is None and (given_up := self._gave_up(ended.result, delayed)):
-                ended = replace(ended, failure=delayed[given_up[-1]])
+            if ended.failure is None:
+                ended = replace(ended, failure=self._delayed_call(ended.result))
             if ended.failure is None and self._gave_up(ended.result, self._model.unanswered):
                 # The program may give up and end before this process gives up a hanging server.
                 ended = replace(ended, failure=await trouble_of(None, True, self._probe))
@@ -315,6 +315,7 @@ class Program:
                 member=self._rollout.member, seed=self._rollout.seed, sampling=self._sampling, limits=limits,
                 on_over_budget=None if isinstance(self._workspace, GradesItself) else self._over_budget,
             ) as access:  # fmt: skip
+                self._session_here = access.session
                 return await self._wait_for_end(self._work(access), access.session)
         finally:
             if self._forced_end.done():
@@ -360,6 +361,15 @@ class Program:
             for task in ending:
                 task.cancel()
             await asyncio.gather(*ending, return_exceptions=True)
+
+    def _delayed_call(self, result: CommandResult) -> ModelError | None:
+        """Return why a runner kept the call waiting that the program gave up; None if none did, or it is not why the
+        program ended.
+        """
+        delayed = delayed_calls(self.records)
+        turns = self._gave_up(result, delayed)
+        unread = None if self._session_here is None or result.ok else self._session_here.unread
+        return delayed[turns[-1]] if turns else unread
 
     def _gave_up(self, result: CommandResult, turns: Container[int]) -> list[int]:
         """Return which of these unanswered turns may be why the program ended: a success can only be due to the latest

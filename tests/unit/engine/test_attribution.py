@@ -28,6 +28,8 @@ from agent_runtime.environments.host import EnvironmentFailure, EnvironmentFault
 from agent_runtime.grading.grade import VerifierUnavailable
 from agent_runtime.models.answers import MAY_PASS
 from agent_runtime.models.base import (
+    PROCESS_STOPPED,
+    STORAGE_SILENT,
     ContentFiltered,
     ContextExceeded,
     ConversationRefused,
@@ -94,6 +96,10 @@ def away(reason: str) -> EnvironmentFailure:
     return failure
 
 
+def stopped() -> ModelError:
+    return ModelError(PROCESS_STOPPED, "m")
+
+
 def bad_request() -> RequestRefused:
     return RequestRefused("BadRequest", "m")
 
@@ -152,6 +158,8 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("A checkpoint found no place", lost("NoPlace"), AGAIN, AGAIN_ATTEMPT, None),
     # The model
     ("The model server does not answer", ModelError("Unreachable", "m"), SHARED, AGAIN_ATTEMPT, None),
+    ("A program gave up a call because its runner stood still", stopped(), SHARED, AGAIN_ATTEMPT, FREE),
+    ("The same, because storage did not answer", ModelError(STORAGE_SILENT, "m"), SHARED, AGAIN_ATTEMPT, None),
     ("The model's code raised", ModelError("ModelFailed", "m"), SHARED, AGAIN_ATTEMPT, None),
     ("It fails at a request, and answers another one, once", at_request(ModelError), SHARED, AGAIN_ATTEMPT, NOTED),
     ("It fails at a request, and answers another one, twice", at_request(ModelError), ONCE_MORE, COMPLETE, ERROR),

@@ -7,10 +7,10 @@ import pytest
 
 from agent_runtime.engine.program.program import Program
 from agent_runtime.engine.program.program_rules import LONGEST_ARGUMENT, Ended, is_cut, refuse_long_arguments, stop_of
-from agent_runtime.models.base import ContextExceeded, ModelError
+from agent_runtime.models.base import STORAGE_SILENT, ContextExceeded, ModelError
 from agent_runtime.proxy.limits import Exhausted
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
-from rollout_api.records import DeliveryRecord, IntentRecord, Record, ResponseRecord, StopReason
+from rollout_api.records import CallError, DeliveryRecord, IntentRecord, Record, ResponseRecord, StopReason
 
 OVER = Exhausted(StopReason.MAX_TURNS, "its 3 turns are used up")
 AWAY = ModelError("Unreachable", "connection refused")
@@ -106,6 +106,28 @@ def test_call_stays_cut_until_the_program_repeats_or_continues_it(
     assert is_cut(recorded, [*recorded, *later]) is cut
 
 
+@pytest.mark.parametrize(
+    ("later", "code", "is_excused"),
+    [
+        ([], 1, True),
+        ([], 0, True),
+        ([intent(1, parent=0), response(1), delivery(1)], 1, False),
+        ([intent(1, digest="b"), response(1), delivery(1)], 1, True),
+        ([intent(1, digest="b"), response(1), delivery(1)], 0, False),
+    ],
+)
+async def test_delayed_call_excuses_a_program_that_gave_it_up(
+    later: list[Record], code: int, is_excused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = CallError(reason=STORAGE_SILENT, message="storage did not answer for 12 s")
+    given_up = DeliveryRecord(turn=0, time=0, delivered=False, error=why)
+    program = object.__new__(Program)
+    monkeypatch.setattr(program, "records", [intent(0, digest="a"), response(0), given_up, *later], raising=False)
+    monkeypatch.setattr(program, "turn", 1 if later else 0, raising=False)
+    monkeypatch.setattr(program, "_session_here", None, raising=False)
+    assert (program._delayed_call(result(code)) is not None) == is_excused
+
+
 async def test_program_counts_missed_requests_before_it_probes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that the program left running may give up requests during the probe."""
     order: list[str] = []
@@ -122,9 +144,16 @@ async def test_program_counts_missed_requests_before_it_probes_the_model(monkeyp
         error.answers_others = True
 
     program = object.__new__(Program)
-    own = {"_unwritten": [], "_recorded": [intent(0)], "records": [intent(0)], "_run": ran, "_probe": probed}
+    own = {
+        "_unwritten": [],
+        "_recorded": [intent(0)],
+        "records": [intent(0)],
+        "_run": ran,
+        "_probe": probed,
+        "_session_here": None,
+    }
     model, workspace = SimpleNamespace(unanswered={0}), SimpleNamespace(missed_requests=missed)
-    for name, value in {**own, "_model": model, "_workspace": workspace}.items():
+    for name, value in {**own, "_session_here": None, "_model": model, "_workspace": workspace}.items():
         monkeypatch.setattr(program, name, value, raising=False)
     assert (await program.run())[0] is StopReason.AGENT_ERROR
     assert order == ["missed", "probe"]
