@@ -327,6 +327,23 @@ def running(argument: str) -> list[int]:
     return found
 
 
+async def test_program_that_gives_up_because_its_runner_stood_still_uses_up_no_attempt(tmp_path: Path) -> None:
+    begun = asyncio.Queue[int]()
+    async with VllmStandIn(script=slow(begun), tokens_per_second=300) as server:
+        job = manifest(tmp_path, server, ASK + "ask(timeout=6)", [sys.executable, "agent.py"])
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+        process = await asyncio.create_subprocess_exec(*ROLLOUTCTL, cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
+        async with asyncio.timeout(300):
+            await begun.get()
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(10)  # longer than the program waits, and than `OWN_SECONDS`
+        process.send_signal(signal.SIGCONT)
+        output, _ = await process.communicate()
+    ran = await read(tmp_path, json.loads(output)["folder"])
+    assert (ran.end, ran.results[0]["attempt"]) == (("Completed", "Finished"), 1), ran.results
+    assert [failed["reason"] for failed in ran.results[0]["failedAttempts"]] == ["Interrupted"]
+
+
 async def test_program_that_gives_up_without_a_runner_is_retried(tmp_path: Path) -> None:
     asked, drain, mark = asyncio.Event(), Drain(), uuid.uuid4().hex
 
