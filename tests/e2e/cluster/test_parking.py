@@ -1,5 +1,6 @@
 """A Sandbox that is parked has no pod, and all of its files when it is back; also if its pod or node is lost meanwhile."""
 
+import contextlib
 import json
 import time
 
@@ -105,9 +106,16 @@ def test_idle_sandbox_is_parked_by_itself_and_not_while_a_command_runs(cluster: 
     sandbox.run("sh", "-c", "sleep 20; echo mine > file")
     assert sandbox.condition("Ready")["status"] == "True"
     eventually(lambda: sandbox.condition("Parked").get("status") == "True" or None, 120, lambda: describe(sandbox))
-    set_running(sandbox, True)
-    wait_until_back(sandbox)
-    assert sandbox.run("cat", "file") == "mine\n"
+
+    def content() -> str | None:
+        set_running(sandbox, True)
+        wait_until_back(sandbox)
+        # On a busy machine it may be idle again before the command starts, and be parked.
+        with contextlib.suppress(AssertionError):
+            return sandbox.run("cat", "file")
+        return None
+
+    assert eventually(content, 300, lambda: describe(sandbox)) == "mine\n"
 
 
 def test_parking_that_cannot_begin_says_why_and_can_be_taken_back(cluster: Cluster, namespace: str) -> None:
