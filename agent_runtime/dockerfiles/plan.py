@@ -271,7 +271,7 @@ class _Planner:
             case Shell():
                 self._settings = replace(settings, shell=instruction.words)
             case Entrypoint():
-                # As in Docker, a new entry point removes the command of the base, and not of its own stage.
+                # As in Docker: ENTRYPOINT removes the CMD of the base image. A CMD of this stage stays.
                 command = settings.command if self._has_command else None
                 self._settings = replace(settings, entrypoint=self._argv(instruction.command), command=command)
             case Cmd():

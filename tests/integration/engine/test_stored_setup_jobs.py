@@ -186,7 +186,7 @@ def test_setup_of_a_task_with_services_is_the_same_if_it_is_stored(
     service = {
         "name": "db",
         "aliases": ["postgres"],
-        # It starts with what the setup has put into the volume, and with files of its own.
+        # Its volume has what the setup wrote there. Its own files are there too.
         "command": ["cp /data/seed /data/read; cat /own >> /data/read; sleep 1000"],
         "files": [{"path": "/own", "content": "own"}],
         "volumes": {"data": "/data"},
